@@ -37,19 +37,28 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.unreachable import unreachable_lines, unreachable_values
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import JobState, LEASE
+from sqla_shard.jobs.context import JobLogFilter
 from sqla_shard.jobs.hints import share_hints
-from sqla_shard.jobs.queue_counts import queue_counts, task_counts
-from sqla_shard.jobs.queue_limits import limits, pause, QueueLimit, resume, set_limit
-from sqla_shard.jobs.running import JobLogFilter
-from sqla_shard.jobs.stored_changes import (
+from sqla_shard.jobs.queues import (
+    limits,
+    pause,
+    queue_counts,
+    QueueLimit,
+    resume,
+    set_limit,
+    task_counts,
+)
+from sqla_shard.jobs.stored_jobs import (
     ChangeReport,
     DELETABLE,
     delete_jobs,
     delete_of,
+    jobs_by_key,
+    jobs_of,
     retry_failed,
     retry_jobs,
+    stored_job,
 )
-from sqla_shard.jobs.stored_jobs import jobs_by_key, jobs_of, stored_job
 from sqla_shard.jobs.worker import RunReport, Worker
 from sqla_shard.util.processes import ending
 

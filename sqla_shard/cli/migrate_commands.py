@@ -26,12 +26,11 @@ from sqla_shard.cli.output import (
 )
 from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.migrate import load, merge, suggest, Suggestion
-from sqla_shard.migrate.mark_tables import KeyPart
+from sqla_shard.migrate.marks import KeyPart
 from sqla_shard.migrate.move import Move
-from sqla_shard.migrate.move_plan import plan, status
 from sqla_shard.migrate.passes import backfill, reconcile, verify
+from sqla_shard.migrate.stage_changes import copy_waiting, plan, status, Switch
 from sqla_shard.migrate.stages import STAGES
-from sqla_shard.migrate.switching import copy_waiting, Switch
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[Path]:

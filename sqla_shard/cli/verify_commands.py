@@ -48,8 +48,8 @@ from sqla_shard.upkeep import (
     VerifyProgress,
     VerifyReport,
 )
+from sqla_shard.upkeep.checks import mapped_classes
 from sqla_shard.upkeep.lookups import claims_on_all
-from sqla_shard.upkeep.targets import mapped_classes
 
 _run_options = with_options(
     rate_option,

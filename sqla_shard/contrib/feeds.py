@@ -58,10 +58,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import mapped_column
 
 from sqla_shard.contrib.edges import BoardChoice, FollowKind, now
-from sqla_shard.contrib.feed_store import Entry, FeedStore
-from sqla_shard.contrib.follow_lists import FOLLOWING
-from sqla_shard.contrib.follows import Follows
-from sqla_shard.contrib.redis_databases import required, RETRY
+from sqla_shard.contrib.follows import FOLLOWING, Follows
+from sqla_shard.contrib.redis_stores import Entry, FeedStore, required, RETRY
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.engine import scatter
 from sqla_shard.engine.rendering import Place

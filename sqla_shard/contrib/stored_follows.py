@@ -24,10 +24,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sqla_shard.contrib.edges import Edge, EdgeTable, Pair, Related
-from sqla_shard.contrib.follow_lists import AudienceBatch, FollowLists, Relations
-from sqla_shard.contrib.follow_store import FollowStore
-from sqla_shard.contrib.follows import Follows
-from sqla_shard.contrib.redis_databases import required, RETRY
+from sqla_shard.contrib.follows import AudienceBatch, FollowLists, Follows, Relations
+from sqla_shard.contrib.redis_stores import FollowStore, required, RETRY
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.ids import DEFAULT_LAYOUT, unpack

@@ -39,7 +39,7 @@ from sqlalchemy import event
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.jobs import ClaimedJob, JobReport
-from sqla_shard.jobs.queue_counts import queue_counts, QueueCount
+from sqla_shard.jobs.queues import queue_counts, QueueCount
 from sqla_shard.monitor.definitions import Metric, metric
 
 __all__ = ["JobInstrumentation", "instrument_queues"]

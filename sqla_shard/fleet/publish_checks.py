@@ -29,8 +29,8 @@ from sqla_shard.fleet.server_states import (
     Role,
     ServerState,
 )
+from sqla_shard.schema.ledger import read_versions, revisions_text, Version
 from sqla_shard.schema.selection import shards_of
-from sqla_shard.schema.versions import read_versions, revisions_text, Version
 from sqla_shard.topology.keyspaces import as_ranges
 
 #: Name of alembic's table.

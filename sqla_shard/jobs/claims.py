@@ -9,6 +9,20 @@ outcome can be repeated.
 
 All functions run in the transaction of a session, which the caller commits.
 Rows are updated by primary key only, in one order.
+
+The unique keys of jobs that have not finished.
+
+A key is a row of ``sqla_shard_job_key``, which counts how often it was
+enqueued again.  A claim reads the count without a lock, so it does not wait
+for a transaction that is enqueueing the key.  When the job ends, the row is
+deleted if the count is still the same; otherwise the job is run again: it may
+have read before that transaction has written.
+
+Claims of jobs that a worker holds: extended while the jobs run.
+
+A thread of the worker extends the claims of all its jobs, with one
+transaction for each server, when a third of their time has passed; most jobs
+have ended before.  The thread also learns which claims are lost.
 """
 
 from __future__ import annotations
@@ -17,21 +31,104 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from secrets import token_bytes
-from typing import Any
+from typing import Any, Protocol, TYPE_CHECKING
 
-from sqlalchemy import and_, BigInteger, bindparam, Boolean, case, select, update
+from sqlalchemy import (
+    and_,
+    BigInteger,
+    bindparam,
+    Boolean,
+    case,
+    delete,
+    select,
+    update,
+)
 
 from sqla_shard.dialects.sql import ServerTime, SkipLocked
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import JobArgumentError, JobClaimLostError
-from sqla_shard.jobs.unique_keys import duplicates_of, free_key
-from sqla_shard.outbox.apply import microseconds, place_at
-from sqla_shard.outbox.tables import JOB_INDEX, JOBS, TOKEN_BYTES
+from sqla_shard.outbox.apply import Address, microseconds, place_at
+from sqla_shard.outbox.tables import JOB_INDEX, JOB_KEYS, JOBS, TOKEN_BYTES
 from sqla_shard.session import ShardSession
 from sqla_shard.util.json_values import parsed_json
 
+if TYPE_CHECKING:
+    pass
+
+
+class Keyed(Protocol):
+    """A claimed job with its key.
+
+    :ivar local_id: number of the job.
+    :ivar unique_key: its key; None if it has none.
+    :ivar duplicates: how often the key was enqueued again before the claim.
+    """
+
+    @property
+    def local_id(self) -> int:
+        """The number of the job."""
+        ...
+
+    @property
+    def unique_key(self) -> bytes | None:
+        """The key."""
+        ...
+
+    @property
+    def duplicates(self) -> int:
+        """The count at the time of the claim."""
+        ...
+
+
+_key = JOB_KEYS.c
+
+_COUNTS = select(_key.job_id, _key.duplicates).where(
+    _key.unique_key.in_(bindparam("keys", expanding=True))
+)
+
+_this = (_key.unique_key == bindparam("the_key"), _key.job_id == bindparam("the_id"))
+
+_FREE = delete(JOB_KEYS).where(*_this, _key.duplicates == bindparam("the_count"))
+
+_FIND = select(_key.job_id).where(*_this)
+
+
+def duplicates_of(
+    session: ShardSession, at: dict[str, Any], jobs: Iterable[Keyed]
+) -> dict[int, int]:
+    """Return how often the keys of jobs were enqueued again, by job.
+
+    :param at: the shard, as ``bind_arguments``.
+    """
+    keys = sorted(one.unique_key for one in jobs if one.unique_key is not None)
+    if not keys:
+        return {}
+    found = session.execute(_COUNTS, {"keys": keys}, bind_arguments=at)
+    return {row.job_id: row.duplicates for row in found}
+
+
+def free_key(session: ShardSession, at: dict[str, Any], job: Keyed) -> bool:
+    """Free the key of a job that ends.
+
+    :param at: the shard, as ``bind_arguments``.
+    :returns: False if it was enqueued again since the claim: the job must be
+        run again, and has its key still.
+    """
+    if job.unique_key is None:
+        return True
+    values: dict[str, Any] = {"the_key": job.unique_key, "the_id": job.local_id}
+    result: Any = session.execute(
+        _FREE, {**values, "the_count": job.duplicates}, bind_arguments=at
+    )
+    if result.rowcount == 1:
+        return True
+    # A key that was deleted by hand must not run the job for ever.
+    return session.execute(_FIND, values, bind_arguments=at).first() is None
+
+
 #: The priorities of jobs: 1 is the most urgent.
 PRIORITIES = (1, 2, 3)
+
 #: Seconds until a claim expires.
 LEASE = 60.0
 
@@ -109,12 +206,16 @@ class ClaimedJob:
 
 
 _job = JOBS.c
+
 _ids: Any = bindparam("ids", expanding=True)
+
 _later = bindparam("later", type_=BigInteger())
 
 # The optimizer must not sort a backlog, or read the primary key in order.
 _HINT = f"FORCE INDEX ({JOB_INDEX})"
+
 BY_KEY = "FORCE INDEX (PRIMARY)"
+
 _MYSQL = ("mysql", "mariadb")
 
 
@@ -174,10 +275,13 @@ _BATCH = locked_batch(
     # Of a pending job it is that of a claim that has expired.
     _job.token,
 )
+
 _CLAIM = update_rows(_job.id.in_(_ids), _job.state == PENDING).values(
     state=RUNNING, token=bindparam("the_token"), due_at=ServerTime(_later)
 )
+
 _CLAIM_AND_COUNT = _CLAIM.values(attempts=_job.attempts + 1)
+
 _MINE = select(_job.id).where(
     _job.id.in_(_ids),
     _job.token == bindparam("the_token"),
@@ -299,9 +403,11 @@ held = and_(
     _job.state == RUNNING,
     _job.due_at > ServerTime(),
 )
+
 _ACKNOWLEDGE = update_rows(_job.id.in_(_ids), held).values(
     state=DONE, due_at=ServerTime(), error=None
 )
+
 # A job that was enqueued again while it ran is run again.
 _AGAIN = update_rows(_job.id.in_(_ids), held).values(
     state=PENDING, due_at=ServerTime(), attempts=0, token=None, error=None
@@ -391,6 +497,7 @@ def reopened(pause: Any, token: Any = None) -> dict[Any, Any]:
 
 
 _one = _job.id == bindparam("the_id")
+
 _FAIL = update_rows(_one, held).values(reopened(ServerTime(_later)))
 
 
@@ -478,6 +585,7 @@ def start(session: ShardSession, job: ClaimedJob, lease: float = LEASE) -> None:
 _CHECKPOINT = update_rows(_one, held).values(
     checkpoint=bindparam("the_checkpoint"), due_at=ServerTime(_later)
 )
+
 _CONTINUE = update_rows(_one, held).values(
     checkpoint=bindparam("the_checkpoint"),
     state=PENDING,
@@ -535,3 +643,105 @@ def _by_token(jobs: Iterable[ClaimedJob]) -> Iterable[tuple[bytes, list[ClaimedJ
     for job in jobs:
         found.setdefault(job.token, []).append(job)
     return found.items()
+
+
+_STATES = select(
+    _job.id, _job.token, _job.state, (_job.due_at > ServerTime()).label("is_valid")
+).where(_job.id.in_(_ids))
+
+_LOCKED_STATES = with_hint(_STATES, BY_KEY).suffix_with(SkipLocked())
+
+_EXTEND = update_rows(_job.id.in_(_ids), _job.state == RUNNING).values(
+    due_at=ServerTime(_later)
+)
+
+
+def extend(
+    session: ShardSession, jobs: Sequence[ClaimedJob], lease: float = LEASE
+) -> list[ClaimedJob]:
+    """Extend claims; all jobs are on one server.
+
+    The claim of a job whose row another transaction has locked, such as that
+    of its task, is neither extended nor lost.
+
+    Call it at the beginning of a transaction.
+
+    :param lease: seconds until they expire.
+    :returns: the jobs whose claims are lost; they must not be continued.
+    """
+    by_shard: dict[Address, list[ClaimedJob]] = {}
+    for job in jobs:
+        by_shard.setdefault(job.address, []).append(job)
+    lost: list[ClaimedJob] = []
+    is_first = True
+    for address, its in sorted(by_shard.items()):
+        place = place_at(session, address)
+        if is_first:
+            place.backend.begin_skipping(session.root_connection(place))
+        is_first = False
+        lost += _extend(session, {"place": place}, its, lease)
+    return lost
+
+
+def _extend(
+    session: ShardSession, at: dict[str, Any], jobs: Sequence[ClaimedJob], lease: float
+) -> list[ClaimedJob]:
+    which = {"ids": sorted({job.local_id for job in jobs})}
+    found = session.execute(_LOCKED_STATES, which, bind_arguments=at).all()
+    rows = {row.id: row for row in found}
+    valid = [
+        job for job in jobs if job.local_id in rows and _holds(job, rows[job.local_id])
+    ]
+    if valid:
+        session.execute(
+            _EXTEND,
+            {
+                "ids": sorted(job.local_id for job in valid),
+                "later": microseconds(lease),
+            },
+            bind_arguments=at,
+        )
+    rest = [job for job in jobs if job not in valid]
+    if not rest:
+        return []
+    # Without locks: a row that is locked still has the token.
+    which = {"ids": sorted({job.local_id for job in rest})}
+    found = session.execute(_STATES, which, bind_arguments=at).all()
+    theirs = {row.id: row for row in found}
+    return [
+        job
+        for job in rest
+        if job.local_id in rows
+        or job.local_id not in theirs
+        or theirs[job.local_id].token != job.token
+    ]
+
+
+def _holds(job: ClaimedJob, row: Any) -> bool:
+    """Return whether a row has a valid claim of a job."""
+    return bool(row.token == job.token and row.state == RUNNING and row.is_valid)
+
+
+_HELD = with_hint(
+    select(_job.id).where(_job.id.in_(_ids), held).with_for_update(), BY_KEY
+)
+
+
+def confirm(session: ShardSession, jobs: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+    """Return which of some jobs were claimed by a transaction.
+
+    It waits for the locks of that transaction: after an unknown outcome of
+    COMMIT, the server may still be executing it.
+
+    :param jobs: jobs of one claim, at least one.
+    """
+    place = place_at(session, jobs[0].address)
+    place.backend.begin_skipping(session.root_connection(place))
+    found = set(
+        session.execute(
+            _HELD,
+            {"ids": sorted(job.local_id for job in jobs), "the_token": jobs[0].token},
+            bind_arguments={"place": place},
+        ).scalars()
+    )
+    return [job for job in jobs if job.local_id in found]

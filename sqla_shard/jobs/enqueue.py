@@ -3,25 +3,41 @@
 A row is inserted by the transaction of the caller, on the shard of the object
 that the job is about, so the job exists if, and only if, that transaction
 commits.  Times are computed by the clock of the server.
+
+The shard of a job that is not about an object.
+
+It is a random one, by the weights of the servers: a server of weight 0 gets
+none, and its jobs are run, until it is empty.  If a server does not respond,
+another one is tried, unless COMMIT was sent: the job may exist.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, UTC
 from functools import cache
-from typing import Any
+from typing import Any, TYPE_CHECKING, TypeVar
 
 from sqlalchemy import BigInteger, bindparam, delete, insert, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import InsertCounting, ServerTime
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import JobArgumentError, JobOptionError
+from sqla_shard.exc import (
+    JobArgumentError,
+    JobOptionError,
+    NoHealthyShardsError,
+    PlacementError,
+    ServerFencedError,
+    ServerUnreachableError,
+)
+from sqla_shard.exc.base import summary
 from sqla_shard.jobs.claims import JobState, PENDING, PRIORITIES
 from sqla_shard.jobs.hints import hints_of, publish_after_commit
-from sqla_shard.jobs.survey import DueGroup
+from sqla_shard.jobs.survey import DueGroup, windows_of
 from sqla_shard.outbox.apply import microseconds
 from sqla_shard.outbox.tables import JOB_KEYS, JOBS, LONGEST_QUEUE, LONGEST_UNIQUE_KEY
 from sqla_shard.session import ShardSession
@@ -29,11 +45,108 @@ from sqla_shard.session.placement import root_shard
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.json_values import compact_json
 
+if TYPE_CHECKING:
+    from sqla_shard import Cluster
+
+T = TypeVar("T")
+
+#: Errors of a server, after which another one is tried.
+_REFUSED = (ServerFencedError, ServerUnreachableError)
+
+#: Maximum number of draws for a server that was not tried.
+_DRAWS = 100
+
+
+class _Choice:
+    """The servers that were tried, and the next shard."""
+
+    def __init__(self, cluster: Cluster, keyspace: str | None) -> None:
+        self._cluster = cluster
+        self._keyspace = keyspace
+        self._name = keyspace or "objects"
+        self._windows = windows_of(cluster)
+        self._place: Place | None = None
+        self._failed: dict[str, str] = {}
+
+    def shard(self) -> int:
+        """Return a shard on a server that has not failed.
+
+        :raises NoHealthyShardsError: if there is none.
+        """
+        places = self._cluster.places
+        space = places.keyspace(self._keyspace, "objects")
+        self._name = space.name
+        try:
+            for _ in range(_DRAWS):
+                shard_id = self._cluster.placement(keyspace=space, cls=None)
+                place = places.place(space, shard_id)
+                if place.server in self._failed:
+                    continue
+                if self._windows.allows(place.engine):
+                    self._place = place
+                    return shard_id
+                last = self._windows.last_error(place.engine)
+                self._failed[place.server] = f"has failed repeatedly: {last}"
+        except PlacementError as error:
+            self._failed.setdefault("placement", str(error))
+        raise NoHealthyShardsError(keyspace=self._name, servers=self._failed)
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """Record the outcome of a transaction on the last shard.
+
+        An error after which another server may be tried is not raised.
+        """
+        place, failure = self._place, None
+        try:
+            yield
+        except SQLAlchemyError as error:
+            failure = error
+            if place is None or not isinstance(error, _REFUSED):
+                raise
+            self._failed[place.server] = summary(error)
+        finally:
+            if place is not None:
+                self._windows.record(place.engine, failure)
+
+
+def on_healthy_shard(
+    cluster: Cluster, keyspace: str | None, fn: Callable[[Any], T]
+) -> T:
+    """Run ``fn(session)`` in a transaction on a random shard.
+
+    :raises NoHealthyShardsError: if every server has failed.
+    """
+    choice = _Choice(cluster, keyspace)
+    while True:
+        shard_id = choice.shard()
+        with choice.tried(), cluster.begin(shard_id=shard_id) as session:
+            return fn(session)
+
+
+async def async_on_healthy_shard(
+    cluster: Cluster, keyspace: str | None, fn: Callable[[Any], Awaitable[T]]
+) -> T:
+    """Await ``fn(session)`` on a random shard; see :func:`on_healthy_shard`.
+
+    :raises NoHealthyShardsError: if every server has failed.
+    """
+    choice = _Choice(cluster, keyspace)
+    while True:
+        shard_id = choice.shard()
+        with choice.tried():
+            async with cluster.async_begin(shard_id=shard_id) as session:
+                return await fn(session)
+
+
 #: Maximum bytes of the arguments, or of a checkpoint, as JSON.
 _LONGEST = 1_000_000
+
 _MOST_ATTEMPTS = 10_000
+
 #: Maximum delay; a year.
 _LONGEST_DELAY = timedelta(days=366)
+
 _QUEUE = re.compile(rf"[A-Za-z0-9_.\-]{{1,{LONGEST_QUEUE}}}")
 
 #: The earliest time of the first attempt: a delay in seconds or as a
@@ -202,11 +315,13 @@ def place_near(session: ShardSession, near: int | None, keyspace: str | None) ->
 
 
 _COLUMNS = (*("task", "arguments", "context", "queue", "priority", "shard_id"),)
+
 _DUE = {
     "now": ServerTime(),
     "later": ServerTime(bindparam("later", type_=BigInteger())),
     "at": bindparam("at", type_=JOBS.c.due_at.type),
 }
+
 _NEW: Mapping[str, Any] = {"state": PENDING, "attempts": 0}
 
 
@@ -226,7 +341,9 @@ def _statement(due: str) -> Any:
 _TAKE_KEY = InsertCounting(JOB_KEYS).values(
     unique_key=bindparam("the_key"), job_id=bindparam("the_id"), duplicates=0
 )
+
 _HOLDER = select(JOB_KEYS.c.job_id).where(JOB_KEYS.c.unique_key == bindparam("the_key"))
+
 _DELETE = delete(JOBS).where(JOBS.c.id == bindparam("the_id"))
 
 

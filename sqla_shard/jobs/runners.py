@@ -1,8 +1,29 @@
-"""The threads, and the event loop, in which a worker runs tasks.
+"""Calls of tasks in the threads, and the event loop, of a worker.
+
+The threads, and the event loop, in which a worker runs tasks.
 
 Threads are daemons: one that does not end must not keep the process from
 ending after its job was released.  Functions that are ``async def`` run in one
 event loop in a thread of its own, which is started for the first of them.
+
+The start of a job: what must be written, and waited for, before its function.
+
+An attempt that counts when the function begins is counted by a transaction of
+its own.  Jobs whose last claim has expired begin one after another in a
+process: one of them may kill it each time, and must not take with it, time
+after time, others that were lost with it.
+
+The call of the task of a job, and the outcome of the job.
+
+A task with a session runs in a transaction that also acknowledges the job, by
+its last statement before COMMIT: either both take effect or neither.  If the
+claim is lost, nothing is committed.
+
+A function that is ``async def`` is awaited, and is cancelled when its time is
+over or its claim is lost.  A thread cannot be cancelled: its function asks,
+with :meth:`RunningJob.check`.
+
+Events of jobs for listeners of the application, such as OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -13,28 +34,393 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import Any, TYPE_CHECKING
 
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from sqla_shard.cluster.event_loops import to_the_end
+from sqla_shard.exc import (
+    JobArgumentError,
+    JobClaimLostError,
+    TaskDefinitionError,
+    UnknownTaskError,
+)
 from sqla_shard.exc.base import summary
-from sqla_shard.jobs.beginning import Beginnings
-from sqla_shard.jobs.calling import async_run_job, run_job
-from sqla_shard.jobs.job_events import job_begins, job_ends
-from sqla_shard.jobs.running import Ending, Outcome, RunningJob
+from sqla_shard.jobs import claims
+from sqla_shard.jobs.claims import ClaimedJob
+from sqla_shard.jobs.context import as_current, Ending, Outcome, RunningJob
+from sqla_shard.jobs.tasks import Task
+from sqla_shard.outbox.apply import place_at
+from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util.pace import jittered
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
+#: Seconds that a job whose claim was lost has alone; longer ones then run at
+#: the same time.
+_ALONE = 1.0
+
+#: Seconds after which no further attempt to write a start begins.
+_TIMEOUT = 2.0
+
+#: Jobs of event loops that are counted at the same time.
+_MOST_COUNTING = 32
+
+#: Seconds until a job is claimed again whose start could not be written.
+_AGAIN_AFTER = 5.0
+
+
+class Beginnings:
+    """Begins the jobs of a process."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._turn = threading.Lock()
+        self._last: RunningJob | None = None
+        self._pools: dict[int, ThreadPoolExecutor] = {}
+
+    def begin(self, running: RunningJob) -> Outcome | None:
+        """Wait for the turn of a job, and count its attempt, if it needs that.
+
+        Call :meth:`end` when it has ended.
+
+        :returns: its outcome, if it cannot begin.
+        """
+        if running.job.was_lost:
+            self._take_turn(running)
+        return self._count(running) if running.job.counts_at_start else None
+
+    async def async_begin(self, running: RunningJob) -> Outcome | None:
+        """Wait, and count, in an event loop; see :meth:`begin`."""
+        # Not in the threads of the loop, which functions of jobs need: many
+        # jobs that wait, or count on a server that is silent, would fill them.
+        loop = asyncio.get_running_loop()
+        if running.job.was_lost:
+            await loop.run_in_executor(self._pool(1), self._take_turn, running)
+        if not running.job.counts_at_start:
+            return None
+        return await loop.run_in_executor(
+            self._pool(_MOST_COUNTING), self._count, running
+        )
+
+    def _pool(self, most: int) -> ThreadPoolExecutor:
+        """Return the threads for waiting, or for counting."""
+        if most not in self._pools:
+            self._pools[most] = ThreadPoolExecutor(most, "sqla-shard-beginning")
+        return self._pools[most]
+
+    def end(self, running: RunningJob) -> None:
+        """Let the next job begin."""
+        running.has_ended.set()
+
+    def close(self) -> None:
+        """Give up the jobs of event loops that wait."""
+        pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _take_turn(self, running: RunningJob) -> None:
+        with self._turn:
+            if self._last is not None and not running.is_lost:
+                self._last.has_ended.wait(_ALONE)
+            self._last = running
+
+    def _count(self, running: RunningJob) -> Outcome | None:
+        job, before = running.job, monotonic()
+        try:
+            running.check()
+            self._cluster.run(claims.start, job, running.lease, timeout=_TIMEOUT)
+        except JobClaimLostError:
+            return Outcome(job=job, ending=Ending.LOST)
+        except SQLAlchemyError as error:
+            return Outcome(
+                job=job,
+                ending=Ending.RELEASED,
+                error=f"it could not begin: {summary(error)}",
+                delay=_AGAIN_AFTER,
+            )
+        running.expires = before + running.lease
+        return None
+
+
+#: Seconds between two cancellations of a task.
+_CANCEL_SECONDS = 0.5
+
+#: Seconds until a job is claimed again whose task is not defined here.
+UNKNOWN_DELAY = 60.0
+
+
+def run_job(cluster: Cluster, running: RunningJob, beginnings: Beginnings) -> Outcome:
+    """Call the task of a job.
+
+    Errors of the task are in the outcome.
+    """
+    task = running.task
+    if task is None:
+        return _unknown(running)
+    if running.job.damage is not None:
+        return _damaged(running.job, running.job.damage)
+    try:
+        refused = beginnings.begin(running)
+        return refused or _call_and_catch(cluster, task, running)
+    finally:
+        beginnings.end(running)
+
+
+def _call_and_catch(cluster: Cluster, task: Task, running: RunningJob) -> Outcome:
+    try:
+        running.begin(task.time_limit)
+        with as_current(running):
+            _call(cluster, task, running)
+    except BaseException as error:  # Whatever a task raises is its failure.
+        return _failed(task, running, error)
+    return _succeeded(running)
+
+
+async def async_run_job(
+    cluster: Cluster, running: RunningJob, beginnings: Beginnings
+) -> Outcome:
+    """Await the task of a job; see :func:`run_job`."""
+    task = running.task
+    if task is None:
+        return _unknown(running)
+    if running.job.damage is not None:
+        return _damaged(running.job, running.job.damage)
+    try:
+        refused = await beginnings.async_begin(running)
+        return refused or await _await_and_catch(cluster, task, running)
+    finally:
+        beginnings.end(running)
+
+
+async def _await_and_catch(
+    cluster: Cluster, task: Task, running: RunningJob
+) -> Outcome:
+    try:
+        running.begin(task.time_limit)
+        with as_current(running):
+            await _await(cluster, task, running)
+    except BaseException as error:  # Whatever a task raises is its failure.
+        return _failed(task, running, error)
+    return _succeeded(running)
+
+
+def _unknown(running: RunningJob) -> Outcome:
+    return Outcome(
+        job=running.job,
+        ending=Ending.UNKNOWN,
+        error=str(UnknownTaskError(task=running.job.task)),
+        delay=UNKNOWN_DELAY,
+    )
+
+
+def _damaged(job: ClaimedJob, damage: JobArgumentError) -> Outcome:
+    # No other attempt could read it.
+    return Outcome(job=job, ending=Ending.FAILED, error=summary(damage), is_final=True)
+
+
+def _succeeded(running: RunningJob) -> Outcome:
+    ending = Ending.WRITTEN if running.is_written else Ending.SUCCEEDED
+    return Outcome(job=running.job, ending=ending)
+
+
+def _failed(task: Task, running: RunningJob, error: BaseException) -> Outcome:
+    """Return the outcome of a run that has raised an error."""
+    ending = Ending.FAILED
+    if running.is_written:
+        ending = Ending.WRITTEN
+    elif running.is_lost or isinstance(error, JobClaimLostError):
+        ending = Ending.LOST
+    return Outcome(
+        job=running.job,
+        ending=ending,
+        error=summary(error),
+        delay=task.retry.delay(running.job.attempt),
+    )
+
+
+def _arguments(running: RunningJob) -> dict[str, Any]:
+    # A copy: the function may change its arguments, and a later attempt
+    # must not see that.
+    return deepcopy(dict(running.job.arguments))
+
+
+def _call(cluster: Cluster, task: Task, running: RunningJob) -> None:
+    arguments = _arguments(running)
+    if not task.in_transaction:
+        task.function(**arguments)
+        return
+    guard = _Guard(running.job)
+    with cluster.session(**_options(running)) as session:
+        _begin(session, running, guard)
+        task.function(session, **arguments)
+        _commit(session, running, guard)
+
+
+async def _await(cluster: Cluster, task: Task, running: RunningJob) -> None:
+    arguments = _arguments(running)
+    if not task.in_transaction:
+        await _within(task.function(**arguments), running)
+        return
+    guard = _Guard(running.job)
+    async with cluster.async_session(**_options(running)) as session:
+        await session.run_sync(_begin, running, guard)
+        running.check()  # what was awaited may have swallowed a cancellation
+        await _within(task.function(session, **arguments), running)
+        # A COMMIT that is cancelled may or may not have taken effect.
+        await to_the_end(session.run_sync(_commit, running, guard))
+
+
+async def _within(awaited: Coroutine[Any, Any, Any], running: RunningJob) -> None:
+    """Await the function, not longer than its time limit.
+
+    :raises JobTimeLimitError: if it was cancelled.
+    """
+    task = asyncio.ensure_future(_result_of(awaited))
+    try:
+        await asyncio.wait([task], timeout=running.remaining)
+        is_late = not task.done()
+    finally:
+        while not task.done():
+            # Again and again: what it awaits may swallow a cancellation, as
+            # wait_for() does before Python 3.12.
+            task.cancel()
+            await asyncio.wait([task], timeout=_CANCEL_SECONDS)
+        # Another job may have cancelled it before it has begun.
+        awaited.close()
+    if is_late:
+        raise running.late()
+    ending = task.result()
+    if ending is not None:
+        raise ending
+
+
+async def _result_of(
+    awaited: Coroutine[Any, Any, Any],
+) -> SystemExit | KeyboardInterrupt | None:
+    """Await the function; return what would end the event loop."""
+    try:
+        await awaited
+    except (SystemExit, KeyboardInterrupt) as error:
+        return error
+    return None
+
+
+def _options(running: RunningJob) -> dict[str, Any]:
+    """Return the options of the session of a task."""
+    return {"cross_shard": "logged", "shard_id": running.job.shard_id}
+
+
+def _begin(session: Any, running: RunningJob, guard: _Guard) -> None:
+    session.last = guard
+    session.begin()
+    place = place_at(session, running.job.address)
+    # Refuses a write to another shard where it is made.
+    session.log.wrote(place, f"job {running.job}")
+
+
+def _commit(session: Any, running: RunningJob, guard: _Guard) -> None:
+    """Acknowledge the job, if the function has not, and commit."""
+    session.flush()
+    if not running.is_written_by(session):
+        running.ack_with(session)
+    guard.is_open = True
+    session.commit()
+
+
+class _Guard:
+    """Refuses a COMMIT by the task: it would not acknowledge the job."""
+
+    def __init__(self, job: ClaimedJob) -> None:
+        self._job = job
+        self.is_open = False
+
+    def __call__(self, connection: Connection, log: TransactionLog) -> None:
+        """Refuse the COMMIT, immediately before it is sent."""
+        if not self.is_open:
+            raise TaskDefinitionError(
+                "it has called commit(), which would not acknowledge the job; "
+                "the transaction ends when the function returns. For a task "
+                "with transactions of its own, use in_transaction=False",
+                task=self._job.task,
+            )
+
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport:
+    """The result of one run of a job, for listeners of ``after_job``.
+
+    :ivar job: the job.
+    :ivar ending: ``"succeeded"``, also for one step of several; ``"failed"``;
+        ``"unknown"``: the task is not defined in this process;
+        ``"released"``: the worker ends; or ``"lost"``: the claim was lost.
+    :ivar seconds: duration of the run; 0 if the function has not begun.
+    :ivar error: the error, as text; empty if there is none.
+    """
+
+    job: ClaimedJob
+    ending: str
+    seconds: float
+    error: str
+
+
+def job_begins(cluster: Cluster, job: ClaimedJob) -> None:
+    """Call the listeners of ``before_job``."""
+    _call_listeners(cluster.dispatch.before_job, cluster, job)
+
+
+def job_ends(cluster: Cluster, running: RunningJob, outcome: Outcome) -> Outcome:
+    """Call the listeners of ``after_job``; return the outcome."""
+    if cluster.dispatch.after_job:
+        began = running.began
+        ending = outcome.ending
+        if ending is Ending.WRITTEN:
+            ending = Ending.SUCCEEDED
+        report = JobReport(
+            job=outcome.job,
+            ending=ending.name.lower(),
+            seconds=0.0 if began is None else monotonic() - began,
+            error=outcome.error,
+        )
+        _call_listeners(cluster.dispatch.after_job, cluster, report)
+    return outcome
+
+
+def report_lost_claims(cluster: Cluster, jobs: tuple[str, ...]) -> None:
+    """Call the listeners of ``job_claims_lost``."""
+    _call_listeners(cluster.dispatch.job_claims_lost, cluster, jobs)
+
+
+def _call_listeners(listeners: Any, *arguments: Any) -> None:
+    for listener in listeners:
+        try:
+            listener(*arguments)
+        # The job must be acknowledged nevertheless.
+        except BaseException:
+            _log.exception(
+                "a listener of an event of jobs failed", extra={"action": "report"}
+            )
+
 
 #: Called with each job that has ended, by any thread.
 Finished = Callable[[RunningJob, Outcome], None]
+
 #: Seconds that the end of a worker waits for a thread.
 _UNTIL_ENDED = 5.0
+
 #: Seconds until the next attempt of a job whose retry policy has failed.
-_UNTIL_AGAIN = 60.0
+_RETRY_SECONDS = 60.0
 
 
 class Repeating:
@@ -90,7 +476,10 @@ def _unforeseen(running: RunningJob, error: BaseException) -> Outcome:
     Such as one of a retry policy of the application.
     """
     return Outcome(
-        job=running.job, ending=Ending.FAILED, error=summary(error), delay=_UNTIL_AGAIN
+        job=running.job,
+        ending=Ending.FAILED,
+        error=summary(error),
+        delay=_RETRY_SECONDS,
     )
 
 

@@ -1,35 +1,167 @@
-"""Survey of the shards with jobs that are due: one statement for a server.
+"""The shards that have due jobs, and where a worker claims next.
+
+Survey of the shards with jobs that are due: one statement for a server.
 
 A statement reads up to 256 shards.  On each of them it reads, for each queue
 and priority, the first entry of the index with the state: not the backlog,
 and no job that is scheduled for later.  So it takes as long for a million
 jobs as for one.
+
+Health of the servers that take jobs, as this process has seen it lately.
+
+For each server there is a window of the last outcomes of enqueueing, claiming
+and acknowledging.  With too many failures the server has a rest; after that
+one transaction probes it, and its outcome ends the rest or begins another.
+Otherwise a server that does not respond would cost each of them a timeout.
+
+Errors of the caller, such as a deadlock or a missing table, do not count.
+
+The shards that a worker claims from next, and the time of its next look.
+
+Shards are taken in a random order.  On a shard the queues are taken in a
+random order, and the priority that comes first is drawn: 1 in seven of ten
+claims, 2 in two, 3 in one.  So an urgent job seldom waits, and no backlog of
+urgent jobs can hold back the others for ever.
+
+Without work the pauses between two surveys grow, to a time that depends on
+the number of statements of a survey: for any number of shards an idle worker
+sends at most a few statements a second.  A busy one looks as often as one that
+has found nothing for long: otherwise urgent jobs, other queues and retries
+would wait until the backlog is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import random
+import threading
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
+from time import monotonic
 from typing import Any, TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import BigInteger, bindparam, exists, literal, select
+from sqlalchemy import BigInteger, bindparam, Engine, exists, literal, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime
-from sqla_shard.engine.rendering import Place
+from sqla_shard.engine import by_server, Places
+from sqla_shard.engine.rendering import MOST_BRANCHES, Place
 from sqla_shard.engine.unreachable import UnreachableServer
-from sqla_shard.exc import NoHealthyShardsError
+from sqla_shard.exc import (
+    CommitUnknownError,
+    NoHealthyShardsError,
+    ServerFencedError,
+    ServerUnreachableError,
+)
+from sqla_shard.exc.base import summary
 from sqla_shard.jobs.claims import JobState, PRIORITIES
-from sqla_shard.jobs.health import HealthWindows, windows_of
+from sqla_shard.outbox.apply import Address
 from sqla_shard.outbox.scan import Read, scan
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.session import ShardSession
 from sqla_shard.types.shard_bound import ShardNumber
+from sqla_shard.util.pace import jittered
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
+
+#: Errors of a server.
+UNHEALTHY = (CommitUnknownError, ServerFencedError, ServerUnreachableError)
+
+_WINDOW = 20
+
+#: A server has a rest after this many failures in its window, if they are
+#: more than a quarter of it.
+_FAILURES = 3
+
+_REST = 5.0
+
+
+class _Window:
+    def __init__(self) -> None:
+        self.outcomes: deque[bool] = deque(maxlen=_WINDOW)
+        self.rests_until: float | None = None
+        self.error = ""
+
+    def record(self, error: Exception | None) -> None:
+        if error is None:
+            if self.rests_until is not None:
+                self.rests_until = None
+                self.outcomes.clear()
+            self.outcomes.append(True)
+            return
+        self.error = summary(error)
+        self.outcomes.append(False)
+        failures = self.outcomes.count(False)
+        if self.rests_until is not None or (
+            failures >= _FAILURES and 4 * failures > len(self.outcomes)
+        ):
+            self.rest()
+
+    def rest(self) -> None:
+        self.rests_until = monotonic() + jittered(_REST, 0.2)
+
+    def allows(self) -> bool:
+        if self.rests_until is None:
+            return True
+        if monotonic() < self.rests_until:
+            return False
+        # This one is the probe; the others wait for its outcome.
+        self.rest()
+        return True
+
+
+class HealthWindows:
+    """The windows of the servers of a cluster, for all threads.
+
+    They are of engines: a server with another address has a new window.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._windows: WeakKeyDictionary[Engine, _Window] = WeakKeyDictionary()
+
+    def allows(self, engine: Engine) -> bool:
+        """Return whether a transaction may be sent to a server now.
+
+        Call it only before sending one: it may be the probe.
+        """
+        with self._lock:
+            window = self._windows.get(engine)
+            return window is None or window.allows()
+
+    def record(self, engine: Engine, error: Exception | None) -> None:
+        """Record the outcome of a transaction.
+
+        :param error: its error; None if it has succeeded.  An error that is
+            not of the server is a success.
+        """
+        counted = error if isinstance(error, UNHEALTHY) else None
+        with self._lock:
+            window = self._windows.get(engine)
+            if window is None:
+                window = self._windows[engine] = _Window()
+            window.record(counted)
+
+    def last_error(self, engine: Engine) -> str:
+        """Return the last error of a server, for messages."""
+        with self._lock:
+            window = self._windows.get(engine)
+            return "" if window is None else window.error
+
+
+_lock = threading.Lock()
+
+_known: WeakKeyDictionary[Cluster, HealthWindows] = WeakKeyDictionary()
+
+
+def windows_of(cluster: Cluster) -> HealthWindows:
+    """Return the windows of a cluster in this process."""
+    with _lock:
+        return _known.setdefault(cluster, HealthWindows())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,3 +334,118 @@ def _read(
         for (state, name, priority), is_due in zip(groups, due, strict=True)
         if is_due
     ]
+
+
+#: How often each priority comes first.
+_CHANCES = {1: 7, 2: 2, 3: 1}
+
+_FIRST_PAUSE = 0.05
+
+#: Maximum pause in seconds, unless there are many shards.
+_LONGEST_PAUSE = 1.0
+
+#: Maximum statements a second of an idle worker, on average.
+_STATEMENTS = 4.0
+
+
+class Schedule:
+    """The shards that are known to have work.
+
+    :param rng: random number generator.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._groups: dict[Address, list[DueGroup]] = {}
+        self.is_empty = False  #: whether the last survey has found nothing
+        self._pause = _FIRST_PAUSE
+        self._next_survey = 0.0
+        self._next_look = 0.0  # while there is work
+
+    def reset(self) -> None:
+        """Look for work again now."""
+        self.is_empty = False
+        self._pause = _FIRST_PAUSE
+        self._next_survey = 0.0
+
+    def look_now(self) -> None:
+        """Look for work now, also while there is some."""
+        self.reset()
+        self._next_look = 0.0
+
+    def add(self, groups: Iterable[DueGroup]) -> None:
+        """Take over groups that are said to have a due job."""
+        for group in groups:
+            its = self._groups.setdefault(group.address, [])
+            if group not in its:
+                its.append(group)
+                self.is_empty = False
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any shard is known to have work."""
+        return bool(self._groups)
+
+    def is_survey_due(self) -> bool:
+        """Return whether it is time to look for work."""
+        due = self._next_look if self._groups else self._next_survey
+        return monotonic() >= due
+
+    def until_survey(self) -> float:
+        """Return the seconds until the next survey."""
+        return max(0.0, self._next_survey - monotonic())
+
+    def surveyed(self, groups: Iterable[DueGroup], places: Places) -> None:
+        """Take over the result of a survey."""
+        found: dict[Address, list[DueGroup]] = {}
+        for group in groups:
+            found.setdefault(group.address, []).append(group)
+        addresses = list(found)
+        self._rng.shuffle(addresses)
+        self._groups = {address: found[address] for address in addresses}
+        self.is_empty = not found
+        longest = max(_LONGEST_PAUSE, _statements(places) / _STATEMENTS)
+        if found:
+            self._pause = _FIRST_PAUSE
+        else:
+            self._pause = min(self._pause * 2, longest)
+        now = monotonic()
+        self._next_survey = now + jittered(self._pause, 0.2)
+        self._next_look = now + jittered(longest, 0.2)
+
+    def next_shard(self) -> Address | None:
+        """Return the next shard that has work; None if there is none."""
+        for address in self._groups:
+            return address
+        return None
+
+    def groups(self, address: Address) -> list[DueGroup]:
+        """Return the groups of a shard, in the order of the next claim."""
+        groups = list(self._groups.get(address, ()))
+        self._rng.shuffle(groups)
+        names = list(_CHANCES)
+        (first,) = self._rng.choices(names, list(_CHANCES.values()))
+        # Then the most urgent first.
+        groups.sort(key=lambda one: (one.priority != first, one.priority))
+        return groups
+
+    def emptied(self, address: Address, groups: Sequence[DueGroup]) -> None:
+        """Forget groups without due jobs; the other shards come first."""
+        left = [one for one in self._groups.pop(address, ()) if one not in groups]
+        if left:
+            self._groups[address] = left
+
+    def drop(self, address: Address) -> None:
+        """Forget a shard until the next survey, which is not made soon."""
+        self._groups.pop(address, None)
+        self._next_survey = monotonic() + jittered(_LONGEST_PAUSE, 0.2)
+
+
+def _statements(places: Places) -> int:
+    """Return the number of statements of a survey."""
+    return sum(
+        -(-len(group) // MOST_BRANCHES) if group[0].backend.waits else 0
+        for space in places.topology.keyspaces.values()
+        if space.kind == "objects"
+        for group in by_server(places.all_places(space))
+    )

@@ -1,41 +1,335 @@
-"""Tasks: named functions that workers call.
+"""Tasks: retry policies, times of periodic ones, the decorator ``task``.
+
+Tasks: named functions that workers call.
 
 A job is stored as the name of a task and arguments, and may be run by a newer
 release of the program.  If the meaning of a function changes, give it another
 name.
+
+Retry policies: the pauses between the attempts of a job.
+
+Times at which periodic tasks are due, in UTC.
+
+Periodic tasks: one job for each, which is pending again after each run.
+
+The job has a unique key, on shard 0 of the keyspace of its task, and workers
+insert it if it is not there.  So each time is due once, over all workers, and
+the task does not run twice at the same time.  The next time is computed by the
+clock of the server, in the transaction that ends a run: times that were missed
+while no worker was running are skipped.
+
+Re-spacing of ordered lists by a job, before a gap has no room left.
+
+A move into a gap without room re-spaces the rows around it itself, under the
+lock of the move.  A job does it earlier: it is enqueued by the transaction of
+a move that leaves a narrow gap, one at a time for each list.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, UTC
 from typing import Any, TYPE_CHECKING
 
-from sqla_shard.exc import JobArgumentError, JobOptionError, TaskDefinitionError
+from sqlalchemy import bindparam, select
+
+from sqla_shard.dialects.sql import ServerTime
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import (
+    JobArgumentError,
+    JobOptionError,
+    MissingTargetError,
+    TaskDefinitionError,
+    UnknownTaskError,
+)
 from sqla_shard.exc.base import shown
-from sqla_shard.jobs.crontab import check_every, Every
+from sqla_shard.jobs.claims import ClaimedJob, fenced, held, PENDING, update_rows
 from sqla_shard.jobs.enqueue import (
+    async_on_healthy_shard,
     check_queue,
     EnqueuedJob,
     insert_job,
     insert_jobs,
     JobOptions,
+    on_healthy_shard,
     place_near,
     RunAfter,
     seconds_of,
 )
-from sqla_shard.jobs.placing import async_on_healthy_shard, on_healthy_shard
-from sqla_shard.jobs.retry import DEFAULT, RetryPolicy
-from sqla_shard.outbox.tables import LONGEST_NAME
+from sqla_shard.models import MappingMixin, NarrowGap
+from sqla_shard.outbox.apply import place_at
+from sqla_shard.outbox.tables import JOB_KEYS, JOBS, LONGEST_NAME
+from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.util.json_values import is_json, JSON_VALUE
+from sqla_shard.util.pace import jittered
 from sqla_shard.util.source_lines import definition_of
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
+#: The largest part of a pause that is added or subtracted at random: jobs
+#: that failed together must not be retried together.
+_SPREAD = 0.1
+
+_MOST_RETRIES = 1000
+
+#: Seconds.
+_LONGEST = 7 * 24 * 3600.0
+
+
+class RetryPolicy:
+    """Base of the retry policies.
+
+    :ivar retries: number of retries: one less than the attempts.
+    """
+
+    retries: int
+
+    def pause(self, retry: int) -> float:
+        """Return the seconds before a retry.
+
+        :param retry: its number, from 1.
+        """
+        raise NotImplementedError
+
+    def delay(self, retry: int) -> float:
+        """Return the seconds before a retry, with a random part.
+
+        Retries that the policy does not have, of a job with a higher
+        ``max_attempts``, have the pause of the last one.
+
+        :param retry: its number, from 1.
+        """
+        return jittered(self.pause(max(1, min(retry, self.retries))), _SPREAD)
+
+    def then(self, other: RetryPolicy) -> RetryPolicy:
+        """Return a policy with the retries of this one, then of another."""
+        return _Chain(self, other)
+
+
+@dataclass(frozen=True, repr=False)
+class _Chain(RetryPolicy):
+    first: RetryPolicy
+    second: RetryPolicy
+
+    @property
+    def retries(self) -> int:  # type: ignore[override]  # computed here
+        return self.first.retries + self.second.retries
+
+    def pause(self, retry: int) -> float:
+        if retry <= self.first.retries:
+            return self.first.pause(retry)
+        return self.second.pause(retry - self.first.retries)
+
+    def __repr__(self) -> str:
+        return f"{self.first!r}.then({self.second!r})"
+
+
+@dataclass(frozen=True)
+class Linear(RetryPolicy):
+    """Retries whose pauses grow by the same time: 10, 20, 30 seconds.
+
+    :param retries: number of retries; 0 for none.
+    :param step: seconds before the first retry, and by which each pause is
+        longer than the one before.
+    :raises JobOptionError: if an argument is not valid.
+    """
+
+    retries: int
+    step: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check(self.retries, step=self.step)
+
+    def pause(self, retry: int) -> float:
+        """Return the seconds before a retry."""
+        return min(self.step * retry, _LONGEST)
+
+
+@dataclass(frozen=True)
+class Exponential(RetryPolicy):
+    """Retries whose pauses are multiplied: 1, 2, 4, 8 minutes.
+
+    :param retries: number of retries; 0 for none.
+    :param first: seconds before the first retry.
+    :param factor: each pause is this many times as long as the one before.
+    :param longest: maximum pause in seconds.
+    :raises JobOptionError: if an argument is not valid.
+    """
+
+    retries: int
+    first: float = 60.0
+    factor: float = 2.0
+    longest: float = 3600.0
+
+    def __post_init__(self) -> None:
+        _check(self.retries, first=self.first, factor=self.factor, longest=self.longest)
+        if self.factor < 1:
+            raise JobOptionError(
+                "must be 1 or more", option="factor", value=self.factor
+            )
+
+    def pause(self, retry: int) -> float:
+        """Return the seconds before a retry."""
+        pause = min(self.first, self.longest)
+        for _ in range(retry - 1):
+            if pause >= self.longest:
+                break
+            pause *= self.factor
+        return min(pause, self.longest)
+
+
+def _check(retries: object, **seconds: object) -> None:
+    if type(retries) is not int or not 0 <= retries <= _MOST_RETRIES:
+        raise JobOptionError(
+            f"must be an int from 0 to {_MOST_RETRIES}", option="retries", value=retries
+        )
+    for name, value in seconds.items():
+        if not isinstance(value, int | float) or not 0 <= value <= _LONGEST:
+            raise JobOptionError(
+                f"must be a number from 0 to {_LONGEST:g}", option=name, value=value
+            )
+
+
+#: Ten retries in about half an hour, five linear and five exponential.
+DEFAULT = Linear(5).then(Exponential(5))
+
+_FIELDS = {
+    "minute": (0, 59),
+    "hour": (0, 23),
+    "day": (1, 31),
+    "month": (1, 12),
+    "weekday": (0, 7),
+}
+
+_PART = re.compile(r"(\*|(\d+)(?:-(\d+))?)(?:/(\d+))?")
+
+_DAY = timedelta(days=1)
+
+#: Days until the next 29 February, at most.
+_MOST_DAYS = 366 * 8
+
+_EPOCH = datetime(1970, 1, 1)
+
+
+class Crontab:
+    """Times as in the file of cron, in UTC: ``Crontab("30 4 * * 1-5")``.
+
+    The fields are minute, hour, day of the month, month and day of the week,
+    where 0 and 7 are Sunday: each is ``*``, a number, a range or a list of
+    these, with a step as in ``*/15``.  If both days are restricted, one of
+    them must match.
+
+    :param text: the five fields.
+    :raises JobOptionError: if they are not valid, or no day matches.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        given: object = text
+        parts = given.split() if isinstance(given, str) else []
+        if len(parts) != len(_FIELDS):
+            raise self._error("needs five fields")
+        self._fields = {
+            name: self._parsed(name, part)
+            for name, part in zip(_FIELDS, parts, strict=True)
+        }
+        self._both = parts[2].startswith("*") or parts[4].startswith("*")
+        self.next_after(_EPOCH)
+
+    def __repr__(self) -> str:
+        return f"Crontab({self.text!r})"
+
+    def next_after(self, moment: datetime) -> datetime:
+        """Return the first time after another.
+
+        :param moment: in UTC, without a time zone.
+        :raises JobOptionError: if there is none.
+        """
+        day = moment.date()
+        for _ in range(_MOST_DAYS):
+            if self._matches(day):
+                for hour in sorted(self._fields["hour"]):
+                    for minute in sorted(self._fields["minute"]):
+                        found = datetime.combine(day, time(hour, minute))
+                        if found > moment:
+                            return found
+            day += _DAY
+        raise self._error("matches no day")
+
+    def _matches(self, day: date) -> bool:
+        if day.month not in self._fields["month"]:
+            return False
+        by_day = day.day in self._fields["day"]
+        weekdays = self._fields["weekday"]
+        weekday = day.isoweekday()
+        by_weekday = weekday in weekdays or weekday % 7 in weekdays
+        if self._both:
+            return by_day and by_weekday
+        return by_day or by_weekday
+
+    def _parsed(self, name: str, text: str) -> frozenset[int]:
+        """Return the numbers of a field."""
+        least, most = _FIELDS[name]
+        found: set[int] = set()
+        for part in text.split(","):
+            match = _PART.fullmatch(part)
+            if match is None:
+                raise self._error(f"{name} {part!r} is not valid")
+            whole, first, last, step = match.groups()
+            low, high = least, most
+            if whole != "*":
+                low = int(first)
+                high = int(last) if last else (most if step else low)
+            if not least <= low <= high <= most or step == "0":
+                raise self._error(f"{name} {part!r} is not valid")
+            found.update(range(low, high + 1, int(step or 1)))
+        return frozenset(found)
+
+    def _error(self, message: str) -> JobOptionError:
+        return JobOptionError(
+            f'{message}; for example Crontab("*/15 8-18 * * 1-5")',
+            option="every",
+            value=self.text,
+        )
+
+
+#: A period, or times.
+Every = timedelta | Crontab
+
+
+def check_every(every: object) -> None:
+    """Check when a task is due.
+
+    :raises JobOptionError: if it is not valid.
+    """
+    if isinstance(every, Crontab):
+        return
+    if not isinstance(every, timedelta) or every < timedelta(seconds=1):
+        raise JobOptionError(
+            "must be a timedelta of a second or more, or a Crontab",
+            option="every",
+            value=every,
+        )
+
+
+def next_due(every: Every, now: datetime) -> datetime:
+    """Return when a task is due after a time, both in UTC.
+
+    The times of a period are multiples of it since 1970: the same in all
+    processes.
+    """
+    if isinstance(every, Crontab):
+        return every.next_after(now)
+    return now + every - (now - _EPOCH) % every
+
+
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 _OPTIONS = frozenset(("near", "priority", "run_after", "unique_key", "max_attempts"))
 
 
@@ -393,3 +687,144 @@ def task(
         return made
 
     return define
+
+
+_PREFIX = "every "
+
+_SHARD = 0
+
+_job = JOBS.c
+
+_EXISTING = (
+    select(_job.id, _job.due_at)
+    .join(JOB_KEYS, JOB_KEYS.c.job_id == _job.id)
+    .where(JOB_KEYS.c.unique_key == bindparam("the_key"))
+)
+
+_due: Any = bindparam("due", type_=_job.due_at.type)
+
+_SOONER = update_rows(
+    _job.id == bindparam("the_id"),
+    _job.state == PENDING,
+    _job.attempts == 0,
+    _job.due_at > _due,
+).values(due_at=_due)
+
+_REPEAT = update_rows(_job.id == bindparam("the_id"), held).values(
+    state=PENDING,
+    due_at=_due,
+    attempts=0,
+    token=None,
+    checkpoint=None,
+    error=bindparam("the_error"),
+)
+
+
+def ensure_periodic(cluster: Cluster, queues: Collection[str]) -> None:
+    """Insert the jobs of the periodic tasks of some queues.
+
+    :raises SQLAlchemyError: if a shard cannot be written.
+    """
+    for one in all_tasks():
+        if one.every is not None and one.queue in queues:
+            cluster.run(_ensure, one, one.every)
+
+
+def _ensure(session: ShardSession, task: Task, every: Every) -> None:
+    places = session.places
+    space = places.keyspace(task.keyspace, "objects")
+    place = places.place(space, _SHARD)
+    at = {"place": place}
+    due = _next_due(session, place, every)
+    key = _PREFIX + task.name
+    existing = session.execute(
+        _EXISTING, {"the_key": key.encode()}, bind_arguments=at
+    ).first()
+    if existing is None:
+        options = JobOptions(
+            queue=task.queue,
+            priority=task.priority,
+            max_attempts=task.max_attempts,
+            run_after=due.replace(tzinfo=UTC),
+            unique_key=key,
+        )
+        insert_job(session, place, task.name, {}, options)
+    elif existing.due_at > due:
+        # The time is one of an earlier release of the task.
+        values = {"the_id": existing.id, "due": due}
+        session.execute(_SOONER, values, bind_arguments=at)
+
+
+def _next_due(session: ShardSession, place: Place, every: Every) -> datetime:
+    now = session.execute(
+        select(ServerTime()), bind_arguments={"place": place}
+    ).scalar_one()
+    return next_due(every, now.replace(tzinfo=None))
+
+
+def _every(job: ClaimedJob) -> Every | None:
+    task = find_task(job.task)
+    if task is None or job.unique_key != (_PREFIX + task.name).encode():
+        return None  # also for a job of the task that was enqueued
+    return task.every
+
+
+def is_periodic(job: ClaimedJob) -> bool:
+    """Return whether a job is pending again after a run."""
+    return _every(job) is not None
+
+
+def repeat(session: ShardSession, job: ClaimedJob, error: str | None = None) -> None:
+    """End a run of a periodic task, whose job waits for the next time.
+
+    :param error: the error, if it has failed.
+    :raises JobClaimLostError: if the claim is lost.
+    """
+    every = _every(job)
+    if every is None:
+        raise UnknownTaskError(task=job.task)
+    due = _next_due(session, place_at(session, job.address), every)
+    fenced(session, job, _REPEAT, due=due, the_error=error)
+
+
+def respace_by_job(mapping: type[MappingMixin], *, queue: str = "default") -> Task:
+    """Let jobs re-space the lists of a mapping class.
+
+    ::
+
+        class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
+            pass
+
+        respace_by_job(BoardHasPins)
+
+    Call it where the class is defined, so that workers have the task, too.
+    A job re-spaces the rows around the row that was moved; of several narrow
+    gaps of a list, the others follow with the next move there.
+
+    :param queue: the queue of the jobs.
+    :returns: the task, ``sqla_shard.respace.`` with the name of the table.
+    :raises JobOptionError: if the name of the queue is not valid.
+    """
+    cls: Any = mapping
+
+    @task(f"sqla_shard.respace.{cls.__tablename__}", queue=queue, priority=3)
+    def respace(session: ShardSession, source_id: int, target_id: int) -> None:
+        try:
+            cls.respace(session, source_id, around=target_id)
+        except MissingTargetError:
+            return  # It was removed from the list, and the gap with it.
+
+    @cls.on_narrow_gap  # type: ignore[untyped-decorator]
+    def enqueue(session: ShardSession, gap: NarrowGap) -> None:
+        # A list is in the keyspace of its source, which may be known after
+        # the task is created: the source can be given by name.
+        respace.keyspace = spec_of(cls.__table__).keyspace
+        respace.enqueue(
+            session,
+            gap.source_id,
+            gap.target_id,
+            near=gap.source_id,
+            unique_key=f"{respace.name} {gap.source_id}",
+        )
+
+    return respace

@@ -29,18 +29,21 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.engine.unreachable import short, unreachable_lines
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import ClaimedJob, LEASE
-from sqla_shard.jobs.cleanup import clean_up, KEEP_DONE, KEEP_FAILED
-from sqla_shard.jobs.delivery import deliver
+from sqla_shard.jobs.context import Ending, Heartbeat, Outcome, RunningJob
 from sqla_shard.jobs.enqueue import check_queue
-from sqla_shard.jobs.handling import check_binary_logs, Exchanges
 from sqla_shard.jobs.hints import hints_of
-from sqla_shard.jobs.job_events import report_lost_claims
-from sqla_shard.jobs.periodic import ensure_periodic
-from sqla_shard.jobs.queue_limits import LimitedQueues
-from sqla_shard.jobs.runners import Repeating, Runners
-from sqla_shard.jobs.running import Ending, Heartbeat, Outcome, RunningJob
-from sqla_shard.jobs.schedule import Schedule
-from sqla_shard.jobs.survey import due_jobs, DueGroup
+from sqla_shard.jobs.queues import LimitedQueues
+from sqla_shard.jobs.runners import Repeating, report_lost_claims, Runners
+from sqla_shard.jobs.survey import due_jobs, DueGroup, Schedule
+from sqla_shard.jobs.tasks import ensure_periodic
+from sqla_shard.jobs.transactions import (
+    check_binary_logs,
+    clean_up,
+    deliver,
+    Exchanges,
+    KEEP_DONE,
+    KEEP_FAILED,
+)
 from sqla_shard.outbox.apply import Address
 
 if TYPE_CHECKING:

@@ -5,30 +5,20 @@ become of its statements on shards, by a :class:`Declaration` of its tables;
 :func:`suggest` proposes declarations.  :class:`Move` moves the rows while the
 application writes them.
 
-``declaration``   what the tables will be
-``future``        the tables as the router will see them
-``locations``     shards of rows that have no object id yet
-``verdicts``      what would become of a statement
-``forms``         forms of statements, read as if they were sharded
-``planner``       the verdict of an execution
-``traffic``       statements reduced to what determines their shards
-``report``        reports: files, merged from many processes
-``shadow``        shadow mode: decides what is planned, and counts it
-``suggest``       declarations from foreign keys and recorded traffic
-``move``          a move as the application has it: reads and writes
-``tables``        the tables of a move: rows and objects
-``links``         association tables as mapping tables, and back
-``rows``          rows as objects and back, and whether the two are the same
-``session_marks`` events of sessions: fences, marks, copies after COMMIT
-``stages``        the stages of a move, and their order
-``fences``        the stage in each database that is written
-``marks``         versions of rows, and the map of their ids
-``copying``       copies of rows, by versions
-``copier``        copies between the database and the shards
-``pass_reports``  the results of passes
-``passes``        backfill, reconciliation, verification
-``switching``     changes of the stage
-``move_plan``     what a move will do, and how far it is
+``declaration``    what the tables will be
+``future``         the tables as the router will see them
+``report``         verdicts, and reports of them: files of many processes
+``planner``        forms of statements, and the verdict of an execution
+``shadow``         shadow mode: decides what is planned, and counts it
+``suggest``        declarations from foreign keys and recorded traffic
+``stages``         the stages of a move, and the stage in each database
+``marks``          versions of rows, and the map of their ids
+``copies``         copies of rows, by versions
+``tables``         the tables of a move: rows and objects
+``copier``         copies between the database and the shards; mapping tables
+``move``           a move as the application has it: reads, writes, sessions
+``passes``         backfill, reconciliation, verification
+``stage_changes``  what a move will do, and changes of its stage
 """
 
 from __future__ import annotations

@@ -50,12 +50,9 @@ from sqlalchemy.sql.elements import (
 from sqla_shard.exc import MigrateSetupError, ShardError
 from sqla_shard.exc.base import message
 from sqla_shard.migrate.declaration import Declaration
-from sqla_shard.migrate.forms import Form
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.planner import MOST_VALUES, Planner, Writes
-from sqla_shard.migrate.report import Count, Report, Site, Traffic
-from sqla_shard.migrate.traffic import reduced
-from sqla_shard.migrate.verdicts import Verdict
+from sqla_shard.migrate.planner import Form, MOST_VALUES, Planner, Writes
+from sqla_shard.migrate.report import Count, reduced, Report, Site, Traffic, Verdict
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.processes import in_children

@@ -27,9 +27,7 @@ from sqla_shard.migrate.declaration import (
 )
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.planner import Planner
-from sqla_shard.migrate.report import Count, Traffic
-from sqla_shard.migrate.traffic import statement_of
-from sqla_shard.migrate.verdicts import Outcome
+from sqla_shard.migrate.report import Count, Outcome, statement_of, Traffic
 from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
 #: Maximum number of forms of statements that are planned, and of owners.

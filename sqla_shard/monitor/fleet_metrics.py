@@ -34,15 +34,15 @@ from sqla_shard.exc.base import original, summary
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.server_states import outage, read_state, Role
-from sqla_shard.jobs.queue_counts import queue_counts
+from sqla_shard.jobs.queues import queue_counts
 from sqla_shard.monitor.definitions import metric
 from sqla_shard.monitor.load import report_load
 from sqla_shard.monitor.load_stores import LoadStore
 from sqla_shard.monitor.recorder import Observation
 from sqla_shard.outbox.invalidations import by_region, outbox_size
 from sqla_shard.outbox.pending_operations import counts
+from sqla_shard.schema.ledger import read_versions
 from sqla_shard.schema.selection import shards_of
-from sqla_shard.schema.versions import read_versions
 from sqla_shard.topology import server_names, Topology
 from sqla_shard.topology.urls import address_of
 

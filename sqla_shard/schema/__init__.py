@@ -3,25 +3,20 @@
 ``env.py`` of an application is one call, :func:`run_env`; from then on the
 commands of alembic work on all virtual shards of a keyspace.
 
-``selection``           the shards of a command, and how many at a time
-``effects``             the effect of a statement, read from its text
-``ledger``              the tables of this package, and its marks in them
-``migrations/``         revisions of these tables
-``versions``            the revision of every shard
-``reports``             the outcome of every shard, and progress
-``topology_changes``    shards that were moved during a run
-``journal``             a revision on a shard, statement by statement
-``static_revisions``    revisions that send the same to every shard
-``replay``              these, on a shard, in few round trips
-``applier``             a process that changes shards of a server
-``waves``               canary, wave, all: the processes of a run
-``environment``         a command of alembic on many shards
-``commands``            upgrade, downgrade, status and resolve
-``provisioning_checks`` databases that exist, compared with those in use
-``provisioning``        databases for shards that a topology opens
-``drift``               comparison of the tables of all shards
-``drift_report``        its result, as data and as text
-``revisions/``          contents of revisions
+``selection``         the shards of a command, and how many at a time
+``effects``           the effect of a statement, read from its text
+``ledger``            the tables of this package, and the revision of every shard
+``migrations/``       revisions of these tables
+``reports``           the outcome of every shard, and progress
+``journal``           a revision on a shard, statement by statement
+``replay``            revisions that send the same to every shard, in few trips
+``applier``           a process that changes shards of a server
+``waves``             canary, wave, all: the processes of a run
+``environment``       a command of alembic on many shards
+``commands``          upgrade, downgrade, status and resolve
+``provisioning``      databases for shards that a topology opens
+``drift``             comparison of the tables of all shards
+``revisions/``        contents of revisions
 """
 
 from __future__ import annotations
@@ -37,13 +32,11 @@ from sqla_shard.schema.commands import (
     StatusReport,
     upgrade,
 )
-from sqla_shard.schema.drift import verify
-from sqla_shard.schema.drift_report import DriftReport
+from sqla_shard.schema.drift import DriftReport, verify
 from sqla_shard.schema.environment import current_shard, run_env
 from sqla_shard.schema.journal import Journal
-from sqla_shard.schema.progress import progress_on
 from sqla_shard.schema.provisioning import provision, ProvisionReport
-from sqla_shard.schema.reports import Outcome, RunReport, State
+from sqla_shard.schema.reports import Outcome, progress_on, RunReport, State
 from sqla_shard.schema.revisions import comparing, init, template_path
 from sqla_shard.schema.selection import parse_shards, RunOptions, Shard
 from sqla_shard.schema.waves import check_target, run

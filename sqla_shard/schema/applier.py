@@ -28,8 +28,9 @@ from sqla_shard.exc.base import message
 from sqla_shard.schema import ledger
 from sqla_shard.schema.effects import is_refused
 from sqla_shard.schema.journal import Interrupted, Journal, UnfinishedError
-from sqla_shard.schema.ledger import Entry, one_line
+from sqla_shard.schema.ledger import Entry, one_line, revisions_text, Version
 from sqla_shard.schema.replay import (
+    is_static,
     new_tables,
     NotAsPlannedError,
     Plan,
@@ -38,8 +39,6 @@ from sqla_shard.schema.replay import (
 )
 from sqla_shard.schema.reports import Outcome, State
 from sqla_shard.schema.selection import RunOptions, Shard
-from sqla_shard.schema.static_revisions import is_static
-from sqla_shard.schema.versions import revisions_text, Version
 from sqla_shard.util.sqlalchemy_helpers import stop_listening
 
 #: Seconds between two probes.

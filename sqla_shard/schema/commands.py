@@ -45,13 +45,14 @@ from sqla_shard.schema.ledger import (
     last_sent,
     one_line,
     open_entries,
+    revisions_text,
     took_effect,
     UNDONE,
+    Version,
+    without_ledger,
 )
-from sqla_shard.schema.progress import Progress
-from sqla_shard.schema.reports import RunReport
+from sqla_shard.schema.reports import Progress, RunReport
 from sqla_shard.schema.selection import RunOptions, Shard, shards_of
-from sqla_shard.schema.versions import revisions_text, Version, without_ledger
 from sqla_shard.topology import Topology
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.json_values import json_value

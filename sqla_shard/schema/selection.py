@@ -168,7 +168,7 @@ class RunOptions:
         ``sharddb001,sharddb002``.
     :ivar new: numbers of the shards that were never in use: an upgrade
         creates the tables of a database without a revision, although other
-        shards have one (:mod:`sqla_shard.schema.versions`).
+        shards have one (:mod:`sqla_shard.schema.ledger`).
     :ivar jobs: number of shards of one server that are changed at a time.
     :ivar wave: number of shards that are changed after the first shard and
         before all others; by default one for each worker process.
@@ -178,7 +178,7 @@ class RunOptions:
         locked.
     :ivar continue_on_error: whether to change other shards if one fails.
     :ivar replay: whether the statements of a static revision
-        (:mod:`~sqla_shard.schema.static_revisions`) are recorded on the first
+        (:mod:`~sqla_shard.schema.replay`) are recorded on the first
         shard and sent to the others, instead of running it on each.
     :ivar reference: the shard that models are compared with; by default the
         lowest.

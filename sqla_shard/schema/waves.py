@@ -24,12 +24,10 @@ from alembic.util import CommandError
 from sqla_shard.engine.unreachable import cause_of
 from sqla_shard.exc import DivergedRevisionsError
 from sqla_shard.schema.applier import Applier, is_relative
-from sqla_shard.schema.ledger import own_head
-from sqla_shard.schema.progress import Progress
+from sqla_shard.schema.ledger import own_head, revisions_text, Version, without_ledger
 from sqla_shard.schema.replay import Plan
-from sqla_shard.schema.reports import Outcome, RunReport, State
+from sqla_shard.schema.reports import Outcome, Progress, RunReport, State
 from sqla_shard.schema.selection import RunOptions
-from sqla_shard.schema.versions import revisions_text, Version, without_ledger
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.processes import handle_ending, waking
 

@@ -22,7 +22,7 @@ from collections.abc import Collection
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import by_server
 from sqla_shard.jobs.claims import JobState
-from sqla_shard.jobs.queue_counts import count_queues
+from sqla_shard.jobs.queues import count_queues
 from sqla_shard.jobs.stored_jobs import jobs_of, pending_on, StoredJob
 from sqla_shard.jobs.tasks import Task
 from sqla_shard.jobs.worker import RunReport, Worker

@@ -27,10 +27,16 @@ from sqla_shard.models.spread_list import list_of
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
-from sqla_shard.upkeep.check import Check
-from sqla_shard.upkeep.findings import Finding, FindingKind, Outcome, VerifyReport
+from sqla_shard.upkeep.checks import (
+    Check,
+    classes_of,
+    Finding,
+    FindingKind,
+    Objects,
+    Outcome,
+    VerifyReport,
+)
 from sqla_shard.upkeep.run import Run, VerifyProgress
-from sqla_shard.upkeep.targets import classes_of, Objects
 from sqla_shard.util.pace import Pace
 
 DANGLING = FindingKind(

@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session
 from sqla_shard import Cluster, pack, unpack
 from sqla_shard.contrib import FeedStore, FollowKind, FollowStore
 from sqla_shard.contrib.edges import Edge, EdgeTable
-from sqla_shard.contrib.feed_store import _MARK
+from sqla_shard.contrib.redis_stores import _MARK
 from sqla_shard.jobs import Worker
 from sqla_shard.testing import RedisServer, StatementLog
 from tests.benchmarks.servers import new_fleet, title

@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any
 
 from sqla_shard import Cluster, pack
-from sqla_shard.jobs.handling import exchange
-from sqla_shard.jobs.running import Ending, Outcome
+from sqla_shard.jobs.context import Ending, Outcome
 from sqla_shard.jobs.survey import due_jobs, DueGroup
+from sqla_shard.jobs.transactions import exchange
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks.servers import new_fleet
 from tests.benchmarks.timing import compare, show

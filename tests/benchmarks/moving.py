@@ -18,7 +18,7 @@ from sqlalchemy import insert, text
 
 from sqla_shard.migrate import Move
 from sqla_shard.migrate.passes import backfill, verify
-from sqla_shard.migrate.switching import Switch
+from sqla_shard.migrate.stage_changes import Switch
 from tests.benchmarks.servers import new_fleet
 from tests.models.moving_app import (
     Base,

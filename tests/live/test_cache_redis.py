@@ -10,7 +10,7 @@ from redis._parsers.base import _RESPBase
 
 from sqla_shard.cache.regions import open_region, store_of
 from sqla_shard.cache.stores.redis import RedisStore
-from sqla_shard.contrib.redis_databases import RedisDatabases
+from sqla_shard.contrib.redis_stores import RedisDatabases
 from tests.servers.processes import count_sockets_to
 from tests.servers.redis import client_of, grow_old, old_server
 from tests.suites import cache_store

@@ -11,7 +11,7 @@ import pytest
 from sqla_shard import Cluster, exc
 from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift_report import Copies, Orphan
+from sqla_shard.schema.drift import Copies, Orphan
 from tests.servers.drift import (
     ALTERED,
     altered,

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift_report import Copies
+from sqla_shard.schema.drift import Copies
 from tests.servers.drift import (
     ALTERED,
     altered,

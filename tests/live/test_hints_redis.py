@@ -17,7 +17,7 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.exc import JobOptionError
-from sqla_shard.jobs import schedule, share_hints, Worker
+from sqla_shard.jobs import share_hints, survey, Worker
 from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.hints import hints_of
 from sqla_shard.jobs.survey import DueGroup
@@ -44,8 +44,8 @@ def clusters(tmp_path: Path, redis_installed: Any) -> Iterator[tuple[Cluster, Cl
 @contextmanager
 def idle(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     """Start a worker that, without hints, looks after an hour."""
-    monkeypatch.setattr(schedule, "_FIRST_PAUSE", 3600.0)
-    monkeypatch.setattr(schedule, "_LONGEST_PAUSE", 7200.0)
+    monkeypatch.setattr(survey, "_FIRST_PAUSE", 3600.0)
+    monkeypatch.setattr(survey, "_LONGEST_PAUSE", 7200.0)
     worker = Worker(cluster, queues=["adding"], lease=86400)
     thread = threading.Thread(target=worker.run)
     thread.start()

@@ -21,10 +21,10 @@ from sqlalchemy import text
 
 from sqla_shard import Cluster
 from sqla_shard.exc import UnsafeBinaryLogError
-from sqla_shard.jobs import claims, JobState, queue_counts, Worker
-from sqla_shard.jobs.cleanup import clean_up
+from sqla_shard.jobs import claims, JobState, queues, Worker
 from sqla_shard.jobs.stored_jobs import jobs_by_key, jobs_of, stored_job
 from sqla_shard.jobs.survey import due_jobs
+from sqla_shard.jobs.transactions import clean_up
 from sqla_shard.testing import StatementLog
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.job_models import (
@@ -218,17 +218,17 @@ def test_reads_use_the_index(cluster: Cluster, near: int) -> None:
 def test_reads_of_an_operator_use_the_index(
     cluster: Cluster, near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_counts, "MOST_COUNTED", 50)
-    queue_counts._counts.cache_clear()
+    monkeypatch.setattr(queues, "MOST_COUNTED", 50)
+    queues._counts.cache_clear()
     fill(cluster, 2000)
     job = add.enqueue_now(cluster, near, near=near, unique_key="k")
     place = cluster.places.place(cluster.places.keyspace(None, "objects"), 1)
     with StatementLog(place.engine) as log:
-        (found,) = queue_counts.count_queues(cluster)
+        (found,) = queues.count_queues(cluster)
         assert str(jobs_by_key(cluster, "k").jobs[0].id) == str(job)
         assert stored_job(cluster, str(job)) is not None
         assert len(jobs_of(cluster, "adding", [JobState.DONE]).jobs) == 100
-    queue_counts._counts.cache_clear()
+    queues._counts.cache_clear()
     assert (found.due, found.scheduled, found.done) == (50, 50, 50)
     # The groups of the queues take a few entries for each, not all of 10,000.
     assert check_reads(log, place.engine, 1000) >= 4
@@ -367,10 +367,10 @@ def test_databases_without_tables_are_found_together(fleet: ServerFleet[Any]) ->
     fleet.create_databases(found)
     try:
         with Cluster.from_topology(found, environ=fleet.environ) as cluster:
-            _, unread = queue_counts.queue_counts(cluster)
+            _, unread = queues.queue_counts(cluster)
             engines = {place.engine for _, place in cluster.places.servers()}
             with StatementLog(*engines) as log:
-                _, unread = queue_counts.queue_counts(cluster)
+                _, unread = queues.queue_counts(cluster)
         addresses = [address for one in unread for address in one.addresses]
         assert sorted(addresses) == [("objects", shard) for shard in range(32)]
         assert len(unread) == len(engines)

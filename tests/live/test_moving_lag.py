@@ -14,7 +14,7 @@ from sqlalchemy import func, insert, select
 from sqla_shard import scatter
 from sqla_shard.exc import FleetSetupError
 from sqla_shard.migrate.passes import backfill, lag_guard, reconcile
-from sqla_shard.migrate.switching import Switch
+from sqla_shard.migrate.stage_changes import Switch
 from sqla_shard.testing.topology_documents import topology_document
 from tests.models.moving_app import Base, open_move, Sharded, ShardedUser, User
 

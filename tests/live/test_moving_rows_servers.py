@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import Column, create_engine, Integer, MetaData, Table, text
 
-from sqla_shard.migrate.copying import claim_page
+from sqla_shard.migrate.copies import claim_page
 from sqla_shard.migrate.stages import Progress
 from tests.models.moving_tables import Counters
 from tests.suites import moving_rows

@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import insert, update
 
 from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.passes import backfill, reconcile, verify
-from sqla_shard.migrate.switching import copy_waiting, Switch
+from sqla_shard.migrate.stage_changes import copy_waiting, Switch
+from sqla_shard.migrate.stages import DatabaseFence
 from tests.models.moving_app import (
     Base,
     open_move,

@@ -24,9 +24,8 @@ from sqlalchemy.types import UserDefinedType
 
 from sqla_shard import blob_field, Cluster, ObjectMixin
 from sqla_shard.migrate import Declaration, Move, Moved, Owner
-from sqla_shard.migrate.move_plan import plan
 from sqla_shard.migrate.passes import backfill, reconcile, verify
-from sqla_shard.migrate.switching import copy_waiting, Switch
+from sqla_shard.migrate.stage_changes import copy_waiting, plan, Switch
 
 pytestmark = pytest.mark.live
 

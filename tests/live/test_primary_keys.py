@@ -15,8 +15,8 @@ from sqlalchemy import Column, create_engine, Integer, make_url, MetaData, Table
 from sqlalchemy.pool import NullPool
 
 from sqla_shard import Cluster, schema
-from sqla_shard.migrate.fences import DatabaseFence
-from sqla_shard.migrate.pass_reports import PASSES
+from sqla_shard.migrate.passes import PASSES
+from sqla_shard.migrate.stages import DatabaseFence
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.topology_documents import databases, topology_document
 from tests.models import follow_models, job_models, lookup_models

@@ -166,7 +166,7 @@ def test_waves(two):
     # The first shard alone, then two, then the last one.
     order = []
 
-    class Noting(schema.progress.Progress):
+    class Noting(schema.reports.Progress):
         def advance(self, outcome):
             order.append(outcome.shard_id)
 

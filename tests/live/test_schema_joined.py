@@ -16,7 +16,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from sqla_shard import exc, schema
 from sqla_shard.dialects.mysql.ddl import creation_of, MySQLDDL
 from sqla_shard.schema import Answer
-from sqla_shard.schema.static_revisions import is_static
+from sqla_shard.schema.replay import is_static
 from tests.models.schema import LEDGER, on_servers, Project, runner_fixture, VERSIONS
 
 pytestmark = pytest.mark.live

@@ -10,7 +10,7 @@ from collections import Counter
 import pymysql
 import pytest
 
-from sqla_shard.schema.static_revisions import is_static
+from sqla_shard.schema.replay import is_static
 from tests.models.schema import on_servers, runner_fixture, until
 
 pytestmark = pytest.mark.live

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqla_shard.schema.static_revisions import is_static
+from sqla_shard.schema.replay import is_static
 from tests.models.schema import on_servers, Project, runner_fixture
 
 pytestmark = pytest.mark.live

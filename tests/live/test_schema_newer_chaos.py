@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from sqla_shard import schema
-from sqla_shard.schema.topology_changes import TopologyChanges
+from sqla_shard.schema.environment import TopologyChanges
 from tests.models.schema import on_servers, Project, runner_fixture, until
 from tests.servers.emptied_chaos import Databases
 from tests.workers.schema_runner import Finished, Run
@@ -26,7 +26,7 @@ TIMES = 20 if SOAK else 1
 CALL = "run_env(context, MetaData())"
 # Without the comparison with the published topology.
 WITHOUT_COMPARISON = f"""
-from sqla_shard.schema.topology_changes import TopologyChanges
+from sqla_shard.schema.environment import TopologyChanges
 
 TopologyChanges.has_moved = lambda self, shard_ids: False
 TopologyChanges.with_moved_shards = lambda self, report, *, all_shards: report

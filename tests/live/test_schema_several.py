@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from sqla_shard.schema.static_revisions import is_static
+from sqla_shard.schema.replay import is_static
 from tests.models.schema import on_servers, Project, runner_fixture, until
 from tests.workers.schema_runner import Finished
 

@@ -25,7 +25,7 @@ from sqla_shard.dialects import backend_for
 from sqla_shard.dialects.base import Failure
 from sqla_shard.dialects.sql import InsertMissing, Upsert
 from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate.copying import (
+from sqla_shard.migrate.copies import (
     apply_images,
     claim_page,
     look_twice,
@@ -33,10 +33,10 @@ from sqla_shard.migrate.copying import (
     record_images,
     snapshot,
 )
-from sqla_shard.migrate.fences import DatabaseFence
 from sqla_shard.migrate.marks import Marks
 from sqla_shard.migrate.stages import (
     advanced,
+    DatabaseFence,
     other_side,
     Progress,
     Side,

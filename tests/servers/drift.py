@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.schema.drift_report import KeyspaceDrift
+from sqla_shard.schema.drift import KeyspaceDrift
 
 SHARDS = 4
 ALTERED = 3  # on server2, with shard 2

@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqla_shard import blob_field, Cluster, exc, ObjectMixin
 from sqla_shard.schema import verify
-from sqla_shard.schema.drift_report import Copies, Orphan
+from sqla_shard.schema.drift import Copies, Orphan
 from sqla_shard.testing import sqlite_topology
 
 

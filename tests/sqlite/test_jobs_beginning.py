@@ -12,10 +12,9 @@ import pytest
 from sqlalchemy import event, update
 
 from sqla_shard import Cluster
-from sqla_shard.jobs import beginning, current_job, JobState, Worker
-from sqla_shard.jobs.beginning import Beginnings
-from sqla_shard.jobs.calling import run_job
-from sqla_shard.jobs.running import Ending, Outcome, RunningJob
+from sqla_shard.jobs import current_job, JobState, runners, Worker
+from sqla_shard.jobs.context import Ending, Outcome, RunningJob
+from sqla_shard.jobs.runners import Beginnings, run_job
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import (
@@ -100,7 +99,7 @@ class TestTurns(Suite):
     def test_a_server_that_does_not_respond_holds_no_turn(
         self, cluster, near, monkeypatch
     ):
-        monkeypatch.setattr(beginning, "_ALONE", 0.01)
+        monkeypatch.setattr(runners, "_ALONE", 0.01)
         other = counter(cluster, 2)
         jobs = []
         for one in (near, other):

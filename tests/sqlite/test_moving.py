@@ -30,16 +30,15 @@ from sqla_shard.exc import (
     VerifyPositionError,
 )
 from sqla_shard.migrate import Declaration, Lookup, Move, Moved, Owner
-from sqla_shard.migrate.copying import read_images
-from sqla_shard.migrate.mark_tables import KeyPart
-from sqla_shard.migrate.move_plan import plan, status
+from sqla_shard.migrate.copies import read_images
+from sqla_shard.migrate.marks import KeyPart
 from sqla_shard.migrate.passes import backfill, reconcile, replicas, verify
-from sqla_shard.migrate.switching import copy_waiting, Switch
+from sqla_shard.migrate.stage_changes import copy_waiting, plan, status, Switch
 from sqla_shard.migrate.tables import COPYING
 from sqla_shard.models import normalization
 from sqla_shard.testing.topology_documents import sqlite_topology
 from sqla_shard.upkeep import verify_lookups
-from sqla_shard.upkeep.position import PositionFile
+from sqla_shard.upkeep.run import PositionFile
 from sqla_shard.util.pace import Throttle
 from tests.models.moving_app import (
     Base,

@@ -15,10 +15,9 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.schema import run
-from sqla_shard.schema.progress import Progress
-from sqla_shard.schema.reports import Outcome, RunReport, State
+from sqla_shard.schema.ledger import Version
+from sqla_shard.schema.reports import Outcome, Progress, RunReport, State
 from sqla_shard.schema.selection import RunOptions, shards_of
-from sqla_shard.schema.versions import Version
 from sqla_shard.schema.waves import Workers
 from sqla_shard.testing import sqlite_topology
 

@@ -44,7 +44,7 @@ from sqlalchemy.dialects import mysql
 from examples.pinboard import models as pinboard
 from sqla_shard import JSONBlob, Sequence38, ShardedId
 from sqla_shard.dialects.sql import UpdatedAt
-from sqla_shard.schema.static_revisions import is_static
+from sqla_shard.schema.replay import is_static
 from sqla_shard.types import UTCTimestamp
 from tests.models import revision_models
 from tests.models.revisions import Revisions, shown, topology_of

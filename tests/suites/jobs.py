@@ -22,11 +22,10 @@ from sqla_shard.exc import (
     TaskDefinitionError,
 )
 from sqla_shard.jobs import claims, JobState, task
-from sqla_shard.jobs.cleanup import clean_up
-from sqla_shard.jobs.leases import extend
-from sqla_shard.jobs.retry import DEFAULT, Exponential, Linear
+from sqla_shard.jobs.claims import extend
 from sqla_shard.jobs.survey import due_jobs
-from sqla_shard.jobs.tasks import Task
+from sqla_shard.jobs.tasks import DEFAULT, Exponential, Linear, Task
+from sqla_shard.jobs.transactions import clean_up
 from tests.models.job_models import (
     add,
     Counter,

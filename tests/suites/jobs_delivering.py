@@ -9,7 +9,7 @@ import threading
 
 from sqla_shard.engine import by_server
 from sqla_shard.jobs import Worker, worker as worker_module
-from sqla_shard.jobs.delivery import deliver
+from sqla_shard.jobs.transactions import deliver
 from sqla_shard.outbox import apply
 from sqla_shard.testing import StatementLog
 from sqla_shard.testing.local_server import wait_until

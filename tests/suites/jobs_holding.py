@@ -26,11 +26,10 @@ from sqla_shard.exc import (
 )
 from sqla_shard.ids import unpack
 from sqla_shard.jobs import claims, current_job, JobLogFilter, JobState, task, Worker
-from sqla_shard.jobs.cleanup import clean_up
-from sqla_shard.jobs.health import windows_of
-from sqla_shard.jobs.leases import confirm, extend
-from sqla_shard.jobs.running import Heartbeat
-from sqla_shard.jobs.survey import due_jobs
+from sqla_shard.jobs.claims import confirm, extend
+from sqla_shard.jobs.context import Heartbeat
+from sqla_shard.jobs.survey import due_jobs, windows_of
+from sqla_shard.jobs.transactions import clean_up
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import (

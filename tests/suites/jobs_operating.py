@@ -13,16 +13,18 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.exc import JobOptionError
-from sqla_shard.jobs import claims, EnqueuedJob, JobState, queue_counts
+from sqla_shard.jobs import claims, EnqueuedJob, JobState, queues
 from sqla_shard.jobs.enqueue import insert_job, place_near
-from sqla_shard.jobs.queue_counts import count_queues, task_counts
-from sqla_shard.jobs.stored_changes import (
+from sqla_shard.jobs.queues import count_queues, task_counts
+from sqla_shard.jobs.stored_jobs import (
     delete_jobs,
     delete_of,
+    jobs_by_key,
+    jobs_of,
     retry_failed,
     retry_jobs,
+    stored_job,
 )
-from sqla_shard.jobs.stored_jobs import jobs_by_key, jobs_of, stored_job
 from sqla_shard.testing import StatementLog
 from tests.models.job_models import (
     add,
@@ -80,22 +82,20 @@ class Counting(Filled):
         assert adding.oldest >= timedelta(0)
         assert (adding.queue, adding.capped) == ("adding", ())
         numbers = adding.as_dict()
-        assert [numbers[name] for name in queue_counts._NUMBERS] == [
-            *(3, 1, 1, 0, 1, 1, 1)
-        ]
+        assert [numbers[name] for name in queues._NUMBERS] == [*(3, 1, 1, 0, 1, 1, 1)]
         assert (failing.due, failing.done, failing.failed) == (1, 0, 0)
         expire(cluster, address(4, running.id))
         assert count_queues(cluster)[0].expired == 1
 
     def test_they_end(self, cluster, near, monkeypatch):
-        monkeypatch.setattr(queue_counts, "MOST_COUNTED", 3)
-        queue_counts._counts.cache_clear()
+        monkeypatch.setattr(queues, "MOST_COUNTED", 3)
+        queues._counts.cache_clear()
         with cluster.begin() as session:
             add.enqueue_many(session, [{"counter_id": near}] * 5, near=near)
         (found,) = count_queues(cluster)
         assert (found.due, found.capped) == (3, ("due",))
         assert "3+ due" in str(found)
-        queue_counts._counts.cache_clear()
+        queues._counts.cache_clear()
 
     def test_many_queues(self, cluster, near):
         with cluster.begin() as session:

@@ -37,19 +37,19 @@ from sqla_shard.jobs import (
     Crontab,
     current_job,
     EnqueuedJob,
-    handling,
     jobs_of,
     JobState,
     Linear,
-    queue_limits,
-    schedule,
+    queues,
+    survey,
     task,
     tasks,
+    transactions,
     Worker,
     worker as workers,
 )
 from sqla_shard.jobs.hints import _unpacked, hints_of
-from sqla_shard.jobs.periodic import ensure_periodic
+from sqla_shard.jobs.tasks import ensure_periodic
 from sqla_shard.outbox.tables import JOBS, QUEUES
 from sqla_shard.session import ShardSession
 from sqla_shard.testing.local_server import wait_until
@@ -91,7 +91,7 @@ def defined() -> Iterator[Any]:
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers claim jobs one by one, and each look at a clock takes 0.1 s."""
     monkeypatch.setattr(workers, "_MOST_AHEAD", 0)
-    for module in (schedule, queue_limits):
+    for module in (survey, queues):
         ticks = count(1000)
         monkeypatch.setattr(module, "monotonic", lambda ticks=ticks: next(ticks) / 10)
 
@@ -631,7 +631,7 @@ class Strangers(Suite):
                 raise DataError("UPDATE", {}, ValueError("refused"))
             written(session, job, error, *more, **options)
 
-        monkeypatch.setattr(handling, "fail", refusing)
+        monkeypatch.setattr(transactions, "fail", refusing)
         defined(unlettered, max_attempts=1).enqueue_now(cluster, near=near)
 
         def good_one(session: Any, counter_id: int) -> None:
@@ -651,8 +651,8 @@ class Hints(Suite):
     @pytest.fixture(autouse=True)
     def _idle(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # A worker without a hint looks at once, and then after an hour.
-        monkeypatch.setattr(schedule, "_FIRST_PAUSE", 3600.0)
-        monkeypatch.setattr(schedule, "_LONGEST_PAUSE", 7200.0)
+        monkeypatch.setattr(survey, "_FIRST_PAUSE", 3600.0)
+        monkeypatch.setattr(survey, "_LONGEST_PAUSE", 7200.0)
 
     @contextmanager
     def idle(self, cluster: Cluster) -> Iterator[Worker]:

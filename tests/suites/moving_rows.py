@@ -17,11 +17,10 @@ from sqlalchemy.exc import IntegrityError
 
 from sqla_shard.exc import StageChangedError, StageUnavailableError
 from sqla_shard.ids import pack
-from sqla_shard.migrate.copying import apply_images, read_images, record_images
-from sqla_shard.migrate.fences import DatabaseFence
+from sqla_shard.migrate.copies import apply_images, read_images, record_images
 from sqla_shard.migrate.marks import Marks, RowMark
 from sqla_shard.migrate.passes import compare, Comparison, look
-from sqla_shard.migrate.stages import Progress
+from sqla_shard.migrate.stages import DatabaseFence, Progress
 from tests.models.moving_tables import copy_rows, Move
 
 _FORWARD = "marking copying reading closing"

@@ -13,8 +13,8 @@ from sqlalchemy import Table
 from sqla_shard import Cluster
 from sqla_shard.cache import protocol
 from sqla_shard.cache.protocol import counting
-from sqla_shard.jobs import running
-from sqla_shard.jobs.running import as_current
+from sqla_shard.jobs import context
+from sqla_shard.jobs.context import as_current
 from sqla_shard.monitor import recorder
 from sqla_shard.monitor.recorder import Recorder
 from sqla_shard.planning import specs
@@ -32,7 +32,7 @@ _SETTINGS = [
     (object_ids, object_ids._inserting, lambda: inserting_on(0)),
     (specs, specs._supposed, lambda: supposing(_UNUSED)),
     (protocol, protocol._block, counting),
-    (running, running._current, lambda: as_current(_UNUSED)),
+    (context, context._current, lambda: as_current(_UNUSED)),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs import Crontab
-from sqla_shard.jobs.crontab import check_every, next_due
+from sqla_shard.jobs.tasks import check_every, next_due
 
 NOW = datetime(2026, 2, 27, 23, 59, 30)  # a Friday
 

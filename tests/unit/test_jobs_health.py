@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from sqla_shard.exc import CommitUnknownError
-from sqla_shard.jobs import health
+from sqla_shard.jobs import survey
 
 FAILURE = CommitUnknownError(server="server1")
 
@@ -16,7 +16,7 @@ FAILURE = CommitUnknownError(server="server1")
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found = [1000.0]
-    monkeypatch.setattr(health, "monotonic", lambda: found[0])
+    monkeypatch.setattr(survey, "monotonic", lambda: found[0])
     return found
 
 
@@ -26,7 +26,7 @@ def engine() -> Any:
 
 
 def test_a_rest_and_a_probe(now: list[float], engine: Any) -> None:
-    windows = health.HealthWindows()
+    windows = survey.HealthWindows()
     for _ in range(2):
         windows.record(engine, FAILURE)
         assert windows.allows(engine)
@@ -48,7 +48,7 @@ def test_a_rest_and_a_probe(now: list[float], engine: Any) -> None:
 
 
 def test_a_probe_that_has_no_outcome(now: list[float], engine: Any) -> None:
-    windows = health.HealthWindows()
+    windows = survey.HealthWindows()
     for _ in range(3):
         windows.record(engine, FAILURE)
     now[0] += 10
@@ -58,7 +58,7 @@ def test_a_probe_that_has_no_outcome(now: list[float], engine: Any) -> None:
 
 
 def test_errors_of_the_caller_do_not_count(engine: Any) -> None:
-    windows = health.HealthWindows()
+    windows = survey.HealthWindows()
     for _ in range(15):
         windows.record(engine, None)
     for _ in range(5):

@@ -25,7 +25,7 @@ from sqla_shard.exc import DeclarationError
 from sqla_shard.migrate import Declaration, Owned, Owner
 from sqla_shard.migrate.exact_types import unfit
 from sqla_shard.migrate.future import Future
-from sqla_shard.migrate.rows import AttributeDifference, Conversion, is_same
+from sqla_shard.migrate.tables import AttributeDifference, Conversion, is_same
 
 METADATA = MetaData()
 Table("users", METADATA, Column("id", Integer, primary_key=True))

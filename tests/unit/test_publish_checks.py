@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from sqla_shard.fleet.publish_checks import _of_versions
+from sqla_shard.schema.ledger import Version
 from sqla_shard.schema.selection import Shard
-from sqla_shard.schema.versions import Version
 
 
 def version(keyspace: str, **values: Any) -> Version:

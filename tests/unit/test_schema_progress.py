@@ -11,8 +11,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from sqla_shard.schema.progress import LineProgress, TerminalProgress
-from sqla_shard.schema.reports import Outcome, State
+from sqla_shard.schema.reports import LineProgress, Outcome, State, TerminalProgress
 
 #: Escape sequences of the colours of complete bars.
 COLOURS = {"31": "red", "32": "green", "33": "yellow", "36": "cyan"}

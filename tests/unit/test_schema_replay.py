@@ -21,6 +21,7 @@ from sqla_shard.exc import SchemaError
 from sqla_shard.outbox.tables import METADATA
 from sqla_shard.schema import ledger
 from sqla_shard.schema.journal import Interrupted, Journal
+from sqla_shard.schema.ledger import Version
 from sqla_shard.schema.replay import (
     new_tables,
     NewTable,
@@ -30,7 +31,6 @@ from sqla_shard.schema.replay import (
     Replay,
 )
 from sqla_shard.schema.selection import Shard
-from sqla_shard.schema.versions import Version
 
 VERSIONS = "alembic_version"
 OWN = ledger.own_head()

@@ -9,8 +9,8 @@ from textwrap import dedent, indent
 
 import pytest
 
+from sqla_shard.schema.replay import is_static
 from sqla_shard.schema.revisions.types import BLOB_TEXT, UPDATED_AT
-from sqla_shard.schema.static_revisions import is_static
 
 HEAD = """\
 from __future__ import annotations

@@ -19,8 +19,8 @@ from typing import Any
 
 from sqla_shard.migrate import Move
 from sqla_shard.migrate.passes import backfill, reconcile, verify
+from sqla_shard.migrate.stage_changes import Switch
 from sqla_shard.migrate.stages import STAGES
-from sqla_shard.migrate.switching import Switch
 from tests.models.moving_app import open_move, Posts
 
 #: Primary keys of the users and posts that all processes use.

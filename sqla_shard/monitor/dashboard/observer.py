@@ -30,8 +30,7 @@ from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.runner import operation_of
 from sqla_shard.jobs import JobPage, jobs_of, JobState, QueueCount, QueueLimit
-from sqla_shard.jobs.queue_counts import queue_counts, task_counts, TaskCount
-from sqla_shard.jobs.queue_limits import limits
+from sqla_shard.jobs.queues import limits, queue_counts, task_counts, TaskCount
 from sqla_shard.monitor import LoadReport, meter_of, report_load
 from sqla_shard.monitor.dashboard.expressions import (
     invalid,

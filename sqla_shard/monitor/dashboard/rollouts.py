@@ -29,8 +29,8 @@ from sqla_shard.schema.commands import (
     UNFINISHED,
     UNREACHABLE,
 )
+from sqla_shard.schema.ledger import read_versions, Version
 from sqla_shard.schema.selection import shards_of
-from sqla_shard.schema.versions import read_versions, Version
 from sqla_shard.topology.keyspaces import as_ranges
 
 AT_REVISION = "at this revision"

@@ -15,26 +15,31 @@ The dictionaries of a table are in the database of each virtual shard, which
 is the unit that is moved, copied, backed up and restored: a row and its
 dictionary cannot be separated.
 
-===================  ======================================================
-``stored``           the dictionaries in the databases: find, activate
-``training``         samples of rows, and a dictionary from them
-``rewriting``        rewrites rows with the active dictionary; checks rows
-``counting``         numbers of rows and bytes, by dictionary
-===================  ======================================================
+================  =========================================================
+``dictionaries``  trained, stored in the databases, active; what they compress
+``rewrites``      rewrites rows with the active dictionary; checks rows
+================  =========================================================
 """
 
 from __future__ import annotations
 
-from sqla_shard.upkeep.blobs.counting import BlobStatus, status, VersionCount
-from sqla_shard.upkeep.blobs.rewriting import (
+from sqla_shard.upkeep.blobs.dictionaries import (
+    activate,
+    ActivationReport,
+    BlobStatus,
+    deactivate,
+    status,
+    train,
+    TrainingReport,
+    VersionCount,
+)
+from sqla_shard.upkeep.blobs.rewrites import (
     check,
     rewrite,
     RewriteProgress,
     RewriteReport,
     UnreadableRow,
 )
-from sqla_shard.upkeep.blobs.stored import activate, ActivationReport, deactivate
-from sqla_shard.upkeep.blobs.training import train, TrainingReport
 
 __all__ = [
     "ActivationReport",

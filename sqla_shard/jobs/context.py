@@ -22,11 +22,9 @@ from sqla_shard.engine.unreachable import short
 from sqla_shard.exc import JobArgumentError, JobClaimLostError, JobTimeLimitError
 from sqla_shard.exc.base import shown
 from sqla_shard.jobs import claims
-from sqla_shard.jobs.claims import ClaimedJob
+from sqla_shard.jobs.claims import ClaimedJob, extend
 from sqla_shard.jobs.enqueue import encoded, seconds_of
-from sqla_shard.jobs.leases import extend
-from sqla_shard.jobs.periodic import is_periodic, repeat
-from sqla_shard.jobs.tasks import find_task
+from sqla_shard.jobs.tasks import find_task, is_periodic, repeat
 from sqla_shard.outbox.scan import PARALLEL
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog

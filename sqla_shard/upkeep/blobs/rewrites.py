@@ -43,7 +43,7 @@ from sqla_shard.session.connections import bulk_on
 from sqla_shard.types import Blob
 from sqla_shard.types.blob import decode_stored, pack_blob
 from sqla_shard.types.compression import DICTIONARIES, MARKER, PREFIX_BYTES, unpack
-from sqla_shard.upkeep.blobs.stored import active_id, Blobs
+from sqla_shard.upkeep.blobs.dictionaries import active_id, Blobs
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
 from sqla_shard.util.pace import Pace
@@ -51,9 +51,12 @@ from sqla_shard.util.pace import Pace
 #: Seconds to retry the first failed transaction: a run waits for a failover
 #: once, not for each shard of a server.
 PATIENCE = 30.0
+
 _FORMAT = 1
+
 #: Mode of the position file.
 _MODE = 0o644
+
 #: Maximum number of unreadable rows in a report.
 _MOST = 1000
 

@@ -18,10 +18,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.migrate.fences import DatabaseFence
-from sqla_shard.migrate.mark_tables import Key, KeyPart
-from sqla_shard.migrate.marks import Marks, RowMark
-from sqla_shard.migrate.stages import Progress
+from sqla_shard.migrate.marks import Key, KeyPart, Marks, RowMark
+from sqla_shard.migrate.stages import DatabaseFence, Progress
 
 #: The values of a row by name of column.
 Row: TypeAlias = Mapping[str, Any]
