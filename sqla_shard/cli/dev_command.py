@@ -26,9 +26,8 @@ from sqla_shard.fleet.replication import replication_kind
 from sqla_shard.testing.cache_servers import MemcachedServer
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel, LocalServer
-from sqla_shard.testing.mariadb import MariaDBServer
-from sqla_shard.testing.mysql import MySQLServer
-from sqla_shard.testing.server_pair import MariaDBPair, MySQLPair, ServerPair
+from sqla_shard.testing.mysql import MariaDBServer, MySQLServer
+from sqla_shard.testing.server_fleet import MariaDBPair, MySQLPair, ServerPair
 from sqla_shard.testing.topology_documents import databases, topology_document
 from sqla_shard.testing.zookeeper import ZooKeeperServer
 from sqla_shard.topology import to_json, Topology

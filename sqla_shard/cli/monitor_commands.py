@@ -196,7 +196,7 @@ def exporter_command(
     The metrics have the names of servers; others than this machine can read
     them only if --host permits it.
     """
-    from sqla_shard.monitor.exporter import Exporter
+    from sqla_shard.monitor.fleet_metrics import Exporter
 
     with (
         log_to_stderr(logging.WARNING),

@@ -24,7 +24,7 @@ from sqla_shard.cli.output import (
 from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.fleet import Accounts
 from sqla_shard.monitor.fleet_metrics import DATABASES, FleetMetrics, GRANTS, TABLES
-from sqla_shard.monitor.recorder import Observation
+from sqla_shard.monitor.metrics import Observation
 from sqla_shard.topology import server_names, Topology
 from sqla_shard.topology.urls import address_of
 

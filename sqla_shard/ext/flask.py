@@ -39,6 +39,21 @@ no passwords; do not expose it to the public.
 ``SQLA_SHARD_METRICS = "/metrics"`` adds a route for Prometheus, with the
 metrics of :mod:`sqla_shard.monitor.prometheus`; it needs the extra
 ``prometheus``.
+
+Errors of a cluster as HTTP responses.
+
+====== ====================================================================
+status error
+====== ====================================================================
+400    an id, key, bookmark or value in the request is not valid, or it wants
+       more than a limit of scatter() allows
+404    the shard of the id is not open
+409    another client has changed or taken a key, a row or a neighbour
+503    a server does not respond, or a transaction was repeated without success
+====== ====================================================================
+
+A response with status 503 has the header ``Retry-After``, except if the
+outcome of a COMMIT is unknown: repeating the request could write twice.
 """
 
 from __future__ import annotations
@@ -48,6 +63,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial, wraps
+from traceback import format_tb
 from typing import (
     Any,
     Concatenate,
@@ -59,25 +75,141 @@ from typing import (
 )
 from weakref import WeakKeyDictionary
 
+from flask import current_app, Flask
+from flask.typing import ResponseReturnValue
 from sqlalchemy import Connection, event, MetaData, Select
-from sqlalchemy.exc import MultipleResultsFound, NoResultFound, SQLAlchemyError
+from sqlalchemy.exc import (
+    MultipleResultsFound,
+    NoResultFound,
+    OperationalError,
+    SQLAlchemyError,
+    TimeoutError,  # noqa: A004 - that of the pool
+)
 from sqlalchemy.orm import Mapper
+from werkzeug.exceptions import (
+    BadRequest,
+    Conflict,
+    HTTPException,
+    NotFound,
+    ServiceUnavailable,
+)
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import (
+    BlobValueError,
+    ClaimLostError,
+    CommitUnknownError,
     ExtensionSetupError,
+    InvalidBookmarkError,
     InvalidIdError,
+    InvalidKeyError,
+    KeyPendingError,
+    KeyTakenError,
+    KeyUsedError,
     MissingExtraError,
+    PartialCommitError,
+    RetriesExhaustedError,
     ScatterLimitError,
+    ServerFencedError,
+    ServerRetiredError,
+    ServerUnreachableError,
+    ShardMovedError,
+    StaleDataError,
+    StaleListError,
     UnknownShardError,
 )
 from sqla_shard.exc.base import summary
+from sqla_shard.ext.flask_commands import EXTENSION, shard_commands
+from sqla_shard.ext.flask_pagination import count_rows, page_argument, Pagination
 from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout, TypeRegistry
 from sqla_shard.session import ShardSession
 from sqla_shard.session.commit import CommitReport
 from sqla_shard.session.transaction import CrossShard
 from sqla_shard.topology import Topology
 from sqla_shard.util import sqlalchemy_private as private
+
+if TYPE_CHECKING:
+    from sqla_shard.cache import Cached
+
+_log = logging.getLogger(__name__)
+
+RETRY_AFTER = 5
+
+"""Seconds after which a client may repeat a request with status 503."""
+
+_UNAVAILABLE = partial(ServiceUnavailable, retry_after=RETRY_AFTER)
+
+_INVALID = (
+    BlobValueError,
+    InvalidBookmarkError,
+    InvalidIdError,
+    InvalidKeyError,
+    ScatterLimitError,
+)
+
+_NOT_FOUND = (UnknownShardError,)
+
+_CONFLICTS = (
+    ClaimLostError,
+    KeyTakenError,
+    KeyUsedError,
+    StaleDataError,
+    StaleListError,
+)
+
+_UNREACHABLE = (
+    RetriesExhaustedError,
+    ServerFencedError,
+    ServerRetiredError,
+    ServerUnreachableError,
+    ShardMovedError,
+    TimeoutError,
+)
+
+_UNKNOWN_OUTCOME = (CommitUnknownError, KeyPendingError, PartialCommitError)
+
+
+def register_errors(app: Flask) -> None:
+    """Register handlers that map errors of the cluster to HTTP statuses.
+
+    Handlers that the application registers later for the same errors take
+    precedence.  Its handlers for the statuses render the pages.
+    """
+    for kinds, made in (
+        (_INVALID, BadRequest),
+        (_NOT_FOUND, NotFound),
+        (_CONFLICTS, Conflict),
+        (_UNREACHABLE, _UNAVAILABLE),
+        (_UNKNOWN_OUTCOME, ServiceUnavailable),
+    ):
+        for kind in kinds:
+            app.register_error_handler(kind, partial(_answer, made))
+    app.register_error_handler(OperationalError, _operational)
+
+
+def _operational(error: OperationalError) -> ResponseReturnValue:
+    if not error.connection_invalidated:
+        # MySQL drivers also raise it for unknown columns, which is a bug of
+        # the application.
+        raise error
+    return _answer(_UNAVAILABLE, error)
+
+
+def _answer(made: Any, error: Exception) -> ResponseReturnValue:
+    response: HTTPException = made()
+    if response.code == ServiceUnavailable.code:
+        _log.error(
+            "a request failed: %s\n%s",
+            summary(error),
+            # Omit the errors that caused it, which contain the parameters of
+            # statements.
+            "".join(format_tb(error.__traceback__)),
+            extra={"action": "answer"},
+        )
+    # Do not send the message to clients: it contains names of servers and
+    # ids.
+    return current_app.handle_http_exception(response)
+
 
 try:
     from flask import (
@@ -96,20 +228,11 @@ except ImportError as error:
         package="Flask", extra="flask", reason=str(error)
     ) from error
 
-from sqla_shard.ext.flask_commands import EXTENSION, shard_commands
-from sqla_shard.ext.flask_errors import register_errors
-from sqla_shard.ext.flask_pagination import count_rows, page_argument, Pagination
-
-if TYPE_CHECKING:
-    from sqla_shard.cache import Cached
-
-__all__ = ["ContextSession", "FlaskCluster", "ObjectIdConverter"]
-
 P = ParamSpec("P")
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
-_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+Ts = TypeVarTuple("Ts")
 
 _SESSION = "_sqla_shard_session"
 
@@ -267,7 +390,7 @@ class FlaskCluster:
             ``cross_shard`` and ``expire_on_commit``.
         ``SQLA_SHARD_ERRORS``
             if true, errors of the cluster become responses with status 400,
-            404, 409 or 503 (:mod:`sqla_shard.ext.flask_errors`); by default,
+            404, 409 or 503 (:mod:`sqla_shard.ext.flask`); by default,
             Flask responds with status 500.
         ``SQLA_SHARD_HEALTH``
             path of a health route, such as ``/health/shards``; none by

@@ -31,8 +31,8 @@ from sqla_shard.topology import (
     server_names,
     Topology,
 )
-from sqla_shard.topology.databases import Template
 from sqla_shard.topology.follow import is_zookeeper, load_location
+from sqla_shard.topology.keyspaces import Template
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.masking import masked
 

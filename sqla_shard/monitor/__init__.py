@@ -1,20 +1,23 @@
 """Metrics of a cluster, and the load of its virtual shards.
 
-``definitions``    the table of metrics
-``recorder``       events and states of a cluster, for a library of metrics
+``metrics``        the table of metrics; events and states of a cluster
 ``prometheus``     ``/metrics`` of an application
-``fleet_metrics``  the state of the servers, within a time limit
-``exporter``       the HTTP server of ``sqla-shard exporter``
-``load``           data of samples, and the report of hot shards
-``load_meter``     samples of the statements of this process
+``fleet_metrics``  the state of the servers, served by ``sqla-shard exporter``
+``load``           samples of the statements of a process; hot shards
 ``load_stores``    snapshots of several processes
 ``dashboard/``     pages that show a fleet
 """
 
 from __future__ import annotations
 
-from sqla_shard.monitor.load import LoadReport, LoadSnapshot, report_load
-from sqla_shard.monitor.load_meter import LoadMeter, measure_load, meter_of
+from sqla_shard.monitor.load import (
+    LoadMeter,
+    LoadReport,
+    LoadSnapshot,
+    measure_load,
+    meter_of,
+    report_load,
+)
 from sqla_shard.monitor.load_stores import (
     LoadCache,
     LoadDirectory,

@@ -3,6 +3,8 @@
 A part that has not ended in time is read further in its thread, and left out;
 the next reading does not start it a second time.  So a server that hangs costs
 one thread, and delays nothing else.
+
+The HTTP server of ``sqla-shard exporter``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
@@ -29,16 +33,15 @@ from sqla_shard.engine.unreachable import (
     unreachable_lines,
     UnreachableServer,
 )
-from sqla_shard.exc import FleetServerError, ShardMissingError
+from sqla_shard.exc import FleetServerError, MissingExtraError, ShardMissingError
 from sqla_shard.exc.base import original, summary
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.server_states import outage, read_state, Role
 from sqla_shard.jobs.queues import queue_counts
-from sqla_shard.monitor.definitions import metric
 from sqla_shard.monitor.load import report_load
 from sqla_shard.monitor.load_stores import LoadStore
-from sqla_shard.monitor.recorder import Observation
+from sqla_shard.monitor.metrics import FLEET, metric, Observation
 from sqla_shard.outbox.invalidations import by_region, outbox_size
 from sqla_shard.outbox.pending_operations import counts
 from sqla_shard.schema.ledger import read_versions
@@ -47,12 +50,15 @@ from sqla_shard.topology import server_names, Topology
 from sqla_shard.topology.urls import address_of
 
 DATABASES = "databases"
+
 """Key of :meth:`FleetMetrics.problems`: shards without a database."""
 
 TABLES = "tables"
+
 """Key of :meth:`FleetMetrics.problems`: shards without tables."""
 
 GRANTS = "grants"
+
 """Key of :meth:`FleetMetrics.problems`: shards that must not be read."""
 
 _log = logging.getLogger("sqla_shard.exporter")
@@ -102,7 +108,9 @@ def _databases(missing: Iterable[tuple[str, Address]]) -> list[str]:
 
 
 _Read = Callable[[], _Reading]
+
 _NOTHING = _Reading([], [])
+
 _LATE = "no response in time"
 
 _QUEUE_STATES = (*("due", "scheduled", "running", "expired", "failed", "done"),)
@@ -503,3 +511,97 @@ class _Part:
         if self._attempt is not None and self._attempt.is_alive():
             return [self._late()]
         return self.reading.problems
+
+
+try:
+    from prometheus_client import (
+        CollectorRegistry,
+        CONTENT_TYPE_LATEST,
+        generate_latest,
+    )
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise MissingExtraError(
+        package="prometheus_client", extra="prometheus", reason=str(error)
+    ) from error
+
+_PATH = "/metrics"
+
+
+class _Fleet(Collector):
+    """The metrics of a fleet, for a registry of prometheus_client."""
+
+    def __init__(self, metrics: FleetMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Any]:
+        """Return the families, each with the values of its labels."""
+        families = {
+            one.name: GaugeMetricFamily(
+                one.prometheus_name, one.help, labels=one.labels
+            )
+            for one in FLEET
+        }
+        for one in self._metrics.collect():
+            family = families[one.metric.name]
+            family.add_metric(one.labels, float(one.value))
+        return [family for family in families.values() if family.samples]
+
+
+def render(metrics: FleetMetrics) -> bytes:
+    """Return the metrics of a fleet in the text format of Prometheus."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Fleet(metrics))
+    return generate_latest(registry)
+
+
+class Exporter(ThreadingHTTPServer):
+    """Serves the metrics of a fleet at ``/metrics``.
+
+    :param metrics: the metrics.
+    :param host: address to listen on.
+    :param port: port to listen on; 0 for any free one.
+    :raises OSError: if it cannot listen there.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, metrics: FleetMetrics, host: str, port: int) -> None:
+        self.metrics = metrics
+        super().__init__((host, port), partial(_Handler, metrics))
+
+    @property
+    def url(self) -> str:
+        """URL of the metrics."""
+        host, port = self.server_address[:2]
+        name = str(host)
+        return f"http://{f'[{name}]' if ':' in name else name}:{port}{_PATH}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Responds to GET /metrics."""
+
+    #: Seconds to wait for a request; a client must not hold a thread.
+    timeout = 30
+
+    def __init__(self, metrics: FleetMetrics, *arguments: Any) -> None:
+        self._metrics = metrics
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:  # the name of http.server
+        """Respond with the metrics."""
+        if self.path.partition("?")[0] != _PATH:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        body = render(self._metrics)
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Log a request, at the level of debugging."""
+        _log.debug(format, *args, extra={"action": "export"})

@@ -26,8 +26,7 @@ from typing import Any, Protocol, TYPE_CHECKING
 
 from sqla_shard.cache.stores import State
 from sqla_shard.exc import OptionError
-from sqla_shard.monitor.load import LoadSnapshot
-from sqla_shard.monitor.load_meter import LoadMeter
+from sqla_shard.monitor.load import LoadMeter, LoadSnapshot
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
 from sqla_shard.util.processes import in_children

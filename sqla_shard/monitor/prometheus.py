@@ -33,8 +33,14 @@ except ImportError as error:
     ) from error
 
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.monitor.definitions import APPLICATION, Metric, metric
-from sqla_shard.monitor.recorder import observations, Recorder, Totals
+from sqla_shard.monitor.metrics import (
+    APPLICATION,
+    Metric,
+    metric,
+    observations,
+    Recorder,
+    Totals,
+)
 from sqla_shard.session.commit import OUTCOMES
 from sqla_shard.util.processes import in_children
 

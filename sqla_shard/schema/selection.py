@@ -13,7 +13,7 @@ from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import SchemaOptionError, UnknownServerError, UnknownShardError
 from sqla_shard.topology import Keyspace, Server
-from sqla_shard.topology.databases import Template
+from sqla_shard.topology.keyspaces import Template
 
 _RANGE = re.compile(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?")
 

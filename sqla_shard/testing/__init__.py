@@ -28,11 +28,15 @@ if TYPE_CHECKING:
     from sqla_shard.testing.database_server import LoggedCommand, QueryLog
     from sqla_shard.testing.job_runs import jobs_enqueued, JobsFailedError, run_jobs
     from sqla_shard.testing.lint import Finding, ShardLint, SourceLine
-    from sqla_shard.testing.mariadb import MariaDBServer
-    from sqla_shard.testing.mysql import MySQLServer
+    from sqla_shard.testing.mysql import MariaDBServer, MySQLServer
     from sqla_shard.testing.proxy import Proxy, ProxyCounts
-    from sqla_shard.testing.server_fleet import ExternalServer, MariaDBFleet, MySQLFleet
-    from sqla_shard.testing.server_pair import MariaDBPair, MySQLPair
+    from sqla_shard.testing.server_fleet import (
+        ExternalServer,
+        MariaDBFleet,
+        MariaDBPair,
+        MySQLFleet,
+        MySQLPair,
+    )
     from sqla_shard.testing.statement_log import LoggedEvent, StatementLog
     from sqla_shard.testing.topology_documents import sqlite_topology
     from sqla_shard.testing.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
@@ -69,11 +73,12 @@ _MODULES = {
     "database_server": ("LoggedCommand", "QueryLog"),
     "job_runs": ("JobsFailedError", "jobs_enqueued", "run_jobs"),
     "lint": ("Finding", "ShardLint", "SourceLine"),
-    "mariadb": ("MariaDBServer",),
-    "mysql": ("MySQLServer",),
+    "mysql": ("MariaDBServer", "MySQLServer"),
     "proxy": ("Proxy", "ProxyCounts"),
-    "server_fleet": ("ExternalServer", "MariaDBFleet", "MySQLFleet"),
-    "server_pair": ("MariaDBPair", "MySQLPair"),
+    "server_fleet": (
+        *("ExternalServer", "MariaDBFleet", "MariaDBPair"),
+        *("MySQLFleet", "MySQLPair"),
+    ),
     "statement_log": ("LoggedEvent", "StatementLog"),
     "topology_documents": ("sqlite_topology",),
     "zookeeper": ("ZooKeeperEnsemble", "ZooKeeperServer"),

@@ -3,24 +3,19 @@
 The modules here import no SQLAlchemy beyond the error tree and do no I/O,
 except that :class:`FileSource` reads its file.
 
-``keyspaces``    ranges of shards, servers and keyspaces
+``keyspaces``    ranges of shards, servers, keyspaces, database names
 ``urls``         URLs of servers, and placeholders in them
-``databases``    templates of database names
-``parse``        reads a document and collects its problems
-``validate``     checks that the values of a document agree
-``shorthand``    the short form of a topology
+``parse``        reads a document, also its short form, and collects problems
 ``model``        :class:`Topology`, and where an id or a shard is
 ``source``       TOML and JSON, and files
-``changes``      the differences between two topologies
-``admission``    changes that a new topology must not make
 ``generations``  the generations of servers, for caches
+``changes``      differences between two topologies, and those not admitted
 ``follow``       followers, snapshots and polling
 ``zookeeper``    topologies in ZooKeeper
 """
 
 from __future__ import annotations
 
-from sqla_shard.topology.admission import refusals
 from sqla_shard.topology.changes import (
     CountChange,
     DatabaseChange,
@@ -29,6 +24,7 @@ from sqla_shard.topology.changes import (
     KindChange,
     LayoutChange,
     MovedRange,
+    refusals,
     ServerChange,
     TopologyDiff,
     UrlChange,
@@ -43,7 +39,7 @@ from sqla_shard.topology.model import (
     server_names,
     Topology,
 )
-from sqla_shard.topology.shorthand import DEFAULT_URL
+from sqla_shard.topology.parse import DEFAULT_URL
 from sqla_shard.topology.source import (
     FileSource,
     read_document,

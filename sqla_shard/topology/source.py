@@ -14,7 +14,7 @@ from typing import Any, cast, Literal, Protocol
 
 from sqla_shard.exc import Problem, TopologyError
 from sqla_shard.topology.model import Topology
-from sqla_shard.topology.shorthand import DEFAULT_URL
+from sqla_shard.topology.parse import DEFAULT_URL
 from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS, Policy
 from sqla_shard.util.json_values import parsed_json, parsed_toml
 from sqla_shard.util.masking import masked, redact

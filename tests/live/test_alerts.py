@@ -25,7 +25,7 @@ from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.jobs.claims import FAILED, PENDING
 from sqla_shard.monitor import measure_load, publish_load
-from sqla_shard.monitor.definitions import FLEET
+from sqla_shard.monitor.metrics import FLEET
 from sqla_shard.monitor.prometheus import PrometheusMetrics
 from sqla_shard.outbox.tables import METADATA
 from sqla_shard.testing import Proxy

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sqla_shard.testing.server_pair import ServerPair
+from sqla_shard.testing.server_fleet import ServerPair
 from tests.servers.kinds import Kind
 
 pytest.importorskip("kazoo")

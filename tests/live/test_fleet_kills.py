@@ -15,7 +15,7 @@ from sqla_shard.fleet import apply, orphans, resume, undo
 from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.orphans import OrphanChange
 from sqla_shard.fleet.write_access import CloseFormer, CloseStandby, Reopen, Retire
-from sqla_shard.testing.server_setup import system_user
+from sqla_shard.testing.database_server import system_user
 from tests.servers.fleet_load import (
     create,
     document,

@@ -29,8 +29,8 @@ from sqla_shard.fleet.split import Split
 from sqla_shard.fleet.storage import Storage
 from sqla_shard.fleet.write_access import Reopen, Retire
 from sqla_shard.testing import ZooKeeperEnsemble
+from sqla_shard.testing.database_server import system_user
 from sqla_shard.testing.local_server import wait_until
-from sqla_shard.testing.server_setup import system_user
 from tests.servers.fleet_controls import Unfenced
 from tests.servers.fleet_load import wait_until_equal
 from tests.servers.fleet_pairs import empty_server

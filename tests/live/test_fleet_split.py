@@ -25,7 +25,7 @@ from sqla_shard.fleet.fences import Fence
 from sqla_shard.fleet.orphans import OrphanChange, orphans_of
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split import Split
-from sqla_shard.testing.server_setup import system_user
+from sqla_shard.testing.database_server import system_user
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_pauses import PauseLog
 from tests.servers.fleet_processes import apply_until

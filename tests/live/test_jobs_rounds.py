@@ -24,9 +24,9 @@ from sqla_shard import Cluster
 from sqla_shard.fleet import apply
 from sqla_shard.fleet.split import Split
 from sqla_shard.jobs import JobState, set_limit
+from sqla_shard.testing.database_server import system_user
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_fleet import ServerFleet
-from sqla_shard.testing.server_setup import system_user
 from tests.models.job_models import (
     acking,
     add,

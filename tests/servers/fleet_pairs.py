@@ -23,7 +23,7 @@ from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.testing import MariaDBPair
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
-from sqla_shard.testing.server_pair import ServerPair
+from sqla_shard.testing.server_fleet import ServerPair
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.published import publish_to
 

@@ -7,8 +7,7 @@ from typing import Any
 from sqla_shard.fleet import Fleet
 from sqla_shard.fleet.operation import FleetPlan
 from sqla_shard.fleet.split import Split
-from sqla_shard.testing.database_server import DatabaseServer
-from sqla_shard.testing.server_setup import system_user
+from sqla_shard.testing.database_server import DatabaseServer, system_user
 from tests.servers.fleet_load import create
 from tests.servers.fleet_pairs import empty_server, FleetPairs
 from tests.servers.published import publish_to

@@ -19,8 +19,7 @@ from sqla_shard.testing import (
     MySQLServer,
 )
 from sqla_shard.testing.database_server import DatabaseServer
-from sqla_shard.testing.server_fleet import ServerFleet
-from sqla_shard.testing.server_pair import ServerPair
+from sqla_shard.testing.server_fleet import ServerFleet, ServerPair
 
 
 class Kind(NamedTuple):

@@ -14,7 +14,7 @@ from pymysql.constants import ER
 
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import wait_until
-from sqla_shard.testing.server_pair import ServerPair
+from sqla_shard.testing.server_fleet import ServerPair
 
 
 def exchange_roles(pair: ServerPair[Any], publish: Callable[[], object]) -> bool:

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sqla_shard import pack
 from sqla_shard.monitor import LoadDirectory, measure_load
-from sqla_shard.monitor.definitions import metric
 from sqla_shard.monitor.fleet_metrics import FleetMetrics
+from sqla_shard.monitor.metrics import metric
 from sqla_shard.topology import to_json
 from tests.models.clusters import at, on_sqlite
 from tests.models.models import PIN, Pin

@@ -30,9 +30,9 @@ from sqla_shard.monitor.dashboard import (
     Observer,
     readings,
 )
-from sqla_shard.monitor.dashboard.expressions import _METHODS
-from sqla_shard.monitor.dashboard.live import Streams
 from sqla_shard.monitor.dashboard.observer import PATIENCE
+from sqla_shard.monitor.dashboard.pages import Streams
+from sqla_shard.monitor.dashboard.statements import _METHODS
 from sqla_shard.testing import sqlite_topology, StatementLog
 from tests.servers.dashboard_scene import Base, fail_job
 from tests.servers.toy_operation import STEPS, Toy

@@ -27,7 +27,7 @@ from sqla_shard.exc import (
     StaleDataError,
 )
 from sqla_shard.ext.flask import FlaskCluster
-from sqla_shard.monitor.definitions import APPLICATION
+from sqla_shard.monitor.metrics import APPLICATION
 from sqla_shard.monitor.prometheus import CONTENT_TYPE, PrometheusMetrics
 from sqla_shard.topology import to_json
 from tests.models.clusters import at, on_sqlite

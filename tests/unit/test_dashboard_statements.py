@@ -10,12 +10,12 @@ import sqla_shard
 from sqla_shard.engine import limits_of
 from sqla_shard.exc import StatementTextError
 from sqla_shard.fleet.binlog_statements import qualifiers
-from sqla_shard.monitor.dashboard.expressions import (
+from sqla_shard.monitor.dashboard.statements import (
+    is_sql,
     LONGEST,
     object_id_of,
     StatementReader,
 )
-from sqla_shard.monitor.dashboard.sql_text import is_sql
 from tests.servers.dashboard_scene import Base, Board, Pin
 
 #: Statements that are read as Python reads them.

@@ -15,8 +15,8 @@ from sqla_shard.cache import protocol
 from sqla_shard.cache.protocol import counting
 from sqla_shard.jobs import context
 from sqla_shard.jobs.context import as_current
-from sqla_shard.monitor import recorder
-from sqla_shard.monitor.recorder import Recorder
+from sqla_shard.monitor import metrics
+from sqla_shard.monitor.metrics import Recorder
 from sqla_shard.planning import specs
 from sqla_shard.planning.specs import supposing
 from sqla_shard.schema import applier
@@ -62,7 +62,7 @@ def _record(stop: Callable[[], None]) -> None:
     ("module", "target", "name", "act"),
     [
         (applier, Table, "before_create", partial(_enter, ordered_indexes)),
-        (recorder, Cluster, "after_statement", _record),
+        (metrics, Cluster, "after_statement", _record),
         (lint, Cluster, "after_statement", partial(_enter, ShardLint)),
     ],
 )

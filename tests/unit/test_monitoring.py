@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from sqla_shard.monitor.definitions import METRICS
+from sqla_shard.monitor.metrics import METRICS
 from tests.servers.command_line import ROOT
 from tests.servers.prometheus import MONITORING
 

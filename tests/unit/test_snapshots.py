@@ -11,8 +11,8 @@ import pytest
 from sqla_shard import FileSource, Topology
 from sqla_shard.exc import TopologyError
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
-from sqla_shard.topology.follow import Snapshot, snapshot as snapshots
-from sqla_shard.topology.follow.snapshot import default_path
+from sqla_shard.topology.follow import follower as snapshots, Snapshot
+from sqla_shard.topology.follow.follower import default_path
 from sqla_shard.util.files import replace_file
 from tests.servers.following import document, in_child, TIMEOUT, topology
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings, strategies as st
 
 from sqla_shard.topology import ShardRange
-from sqla_shard.topology.databases import collisions, shared_name, Template, Tenant
+from sqla_shard.topology.keyspaces import collisions, shared_name, Template, Tenant
 
 # Few letters, and digits next to the field: most of these nearly collide.
 _EDGES = st.text(alphabet="dD01_", max_size=2)

@@ -7,7 +7,7 @@ import pytest
 from sqla_shard import Topology
 from sqla_shard.exc import TopologyError
 from sqla_shard.topology import refusals
-from sqla_shard.topology.admission import exchanges
+from sqla_shard.topology.changes import exchanges
 
 
 def topology(**servers):

@@ -13,26 +13,21 @@ own login::
 The pages read only, unless changes of jobs are allowed.  They need no
 JavaScript to be read, and load nothing from elsewhere.
 
-``readings``     values that are read in the background, with their age
-``servers``      state and sizes of all servers, read at the same time
-``rollouts``     schema revisions of all shards
-``history``      versions of the topology, and their differences drawn
-``expressions``  statements as text, read without executing Python
-``observer``     all of these, for one cluster
-``maps``         a cell for each shard, as paths of SVG, coloured by a value
-``live``         server-sent events
-``security``     headers, and tokens of forms
-``pages``        the views
-``app``          the blueprint, the application, the server
+``readings``    values that are read in the background: servers, revisions,
+                versions of the topology
+``statements``  statements as text, read without executing Python
+``observer``    all of these, for one cluster
+``maps``        a cell for each shard, as paths of SVG, coloured by a value
+``pages``       the views, the blueprint, the application, the server
 """
 
 from __future__ import annotations
 
-from sqla_shard.monitor.dashboard.app import (
+from sqla_shard.monitor.dashboard.observer import Observer
+from sqla_shard.monitor.dashboard.pages import (
     create_app,
     dashboard_blueprint,
     DashboardServer,
 )
-from sqla_shard.monitor.dashboard.observer import Observer
 
 __all__ = ["DashboardServer", "Observer", "create_app", "dashboard_blueprint"]

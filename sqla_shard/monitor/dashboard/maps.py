@@ -19,8 +19,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from sqla_shard.monitor.dashboard.observer import Observer
-from sqla_shard.monitor.dashboard.readings import Reading
-from sqla_shard.monitor.dashboard.servers import DatabaseSize, Sizes
+from sqla_shard.monitor.dashboard.readings import DatabaseSize, Reading, Sizes
 from sqla_shard.topology import Keyspace, ShardRange, Topology
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.processes import in_children

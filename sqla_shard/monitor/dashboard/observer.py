@@ -32,16 +32,25 @@ from sqla_shard.fleet.runner import operation_of
 from sqla_shard.jobs import JobPage, jobs_of, JobState, QueueCount, QueueLimit
 from sqla_shard.jobs.queues import limits, queue_counts, task_counts, TaskCount
 from sqla_shard.monitor import LoadReport, meter_of, report_load
-from sqla_shard.monitor.dashboard.expressions import (
+from sqla_shard.monitor.dashboard.readings import (
+    CachedReading,
+    Change,
+    digest_of,
+    PairState,
+    read_rollouts,
+    Reading,
+    Rollout,
+    ServerReader,
+    Sizes,
+    TopologyHistory,
+)
+from sqla_shard.monitor.dashboard.statements import (
+    explain_sql,
     invalid,
+    is_sql,
     object_id_of,
     StatementReader,
 )
-from sqla_shard.monitor.dashboard.history import Change, TopologyHistory
-from sqla_shard.monitor.dashboard.readings import CachedReading, digest_of, Reading
-from sqla_shard.monitor.dashboard.rollouts import read_rollouts, Rollout
-from sqla_shard.monitor.dashboard.servers import PairState, ServerReader, Sizes
-from sqla_shard.monitor.dashboard.sql_text import explain_sql, is_sql
 from sqla_shard.monitor.load import ShardLoad
 from sqla_shard.monitor.load_stores import LoadStore
 from sqla_shard.outbox.invalidations import by_region, outbox_size, Waiting

@@ -1,26 +1,61 @@
-"""The pages: their data and templates."""
+"""The pages: their data and templates.
+
+The headers of every response, and the tokens of forms.
+
+Scripts, styles and pictures come from this server only, so a text that got
+past the escaping would do nothing.  Forms that change something have a token
+in the signed session; browsers also say where a request comes from, and one
+from another site is refused.
+
+Server-sent events: browsers learn that a page should be drawn again.
+
+An event has a digest of what the page shows, and the browser requests the page
+when that differs from its own.  A stream ends after some minutes, and browsers
+reconnect, so one whose browser is gone does not hold a thread for ever.
+
+The blueprint, the application of its own, and its server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ipaddress
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any
 
 from flask import (
     abort,
     Blueprint,
     flash,
+    Flask,
     redirect,
     render_template,
     request,
     Response,
+    session,
     url_for,
 )
 from flask.typing import ResponseReturnValue
 from sqlalchemy.exc import SQLAlchemyError
-from werkzeug.exceptions import NotFound, ServiceUnavailable
+from werkzeug.exceptions import (
+    HTTPException,
+    NotFound,
+    SecurityError,
+    ServiceUnavailable,
+)
+from werkzeug.serving import BaseWSGIServer, make_server, WSGIRequestHandler
 
 from sqla_shard.engine.unreachable import cause_of, unreachable_lines
-from sqla_shard.exc import ShardError, UnknownKeyspaceError, UnknownShardError
+from sqla_shard.exc import (
+    ExtensionSetupError,
+    ShardError,
+    UnknownKeyspaceError,
+    UnknownShardError,
+)
 from sqla_shard.jobs import (
     ChangeReport,
     delete_jobs,
@@ -29,16 +64,189 @@ from sqla_shard.jobs import (
     retry_failed,
     retry_jobs,
 )
-from sqla_shard.monitor.dashboard.live import Streams
-from sqla_shard.monitor.dashboard.maps import Colouring, COLOURINGS, FleetMaps, sizes_of
+from sqla_shard.monitor.dashboard.maps import (
+    bytes_text,
+    Colouring,
+    COLOURINGS,
+    FleetMaps,
+    number_text,
+    sizes_of,
+)
 from sqla_shard.monitor.dashboard.observer import Observer, PATIENCE
-from sqla_shard.monitor.dashboard.readings import waiting
-from sqla_shard.monitor.dashboard.security import check_form, check_site
-from sqla_shard.monitor.dashboard.servers import PairState
-from sqla_shard.monitor.dashboard.sql_text import is_sql
+from sqla_shard.monitor.dashboard.readings import PairState, waiting
+from sqla_shard.monitor.dashboard.statements import is_sql
 from sqla_shard.topology import Keyspace
+from sqla_shard.util.masking import host_and_port
+from sqla_shard.util.processes import in_children
+
+_TOKEN = "sqla_shard_dashboard"  # noqa: S105  # the name of a key
+
+_FIELD = "token"
+
+_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+#: Headers of browsers for a request of the page itself, or of its user.
+_SAME_SITES = (None, "same-origin", "none")
+
+
+def add_headers(response: Response) -> Response:
+    """Add the security headers to a response."""
+    for name, value in _HEADERS.items():
+        response.headers[name] = value
+    if not (request.endpoint or "").endswith(".static"):
+        response.headers.setdefault("Cache-Control", "no-store")
+    return response
+
+
+def check_site(*, links: bool = True) -> None:
+    """End a request that a page of another site makes, as for a picture.
+
+    It cannot read the answer, but would keep this process busy.
+
+    :param links: whether a link of another site may be followed.
+    :raises werkzeug.exceptions.Forbidden: if it comes from there.
+    """
+    headers = request.headers
+    is_link = request.method == "GET" and (
+        headers.get("Sec-Fetch-Mode") == "navigate"
+        and headers.get("Sec-Fetch-Dest") == "document"
+    )
+    if headers.get("Sec-Fetch-Site") not in _SAME_SITES and not (links and is_link):
+        abort(403, "The request comes from another site.")
+
+
+def form_token() -> str:
+    """Return the token for forms of this session."""
+    token: str | None = session.get(_TOKEN)
+    if token is None:
+        session[_TOKEN] = token = secrets.token_urlsafe(32)
+    return token
+
+
+def check_form() -> None:
+    """End a request that does not come from a form of these pages.
+
+    :raises werkzeug.exceptions.Forbidden: if it does not.
+    """
+    check_site(links=False)
+    expected: str = session.get(_TOKEN, "")
+    given = request.form.get(_FIELD, "")
+    if not expected or not secrets.compare_digest(expected.encode(), given.encode()):
+        abort(403, "The token of the form is missing or outdated; reload the page.")
+
+
+#: Seconds between two looks at the values.
+_INTERVAL = 1.0
+
+#: Seconds between two events without a change; a closed connection is noticed
+#: when something is sent.
+_QUIET = 15.0
+
+#: Seconds after which a stream ends.
+_LONGEST = 600.0
+
+
+class Streams:
+    """The open streams of a process.
+
+    :param most: maximum number: each holds a thread of the server.
+    """
+
+    def __init__(self, observer: Observer, *, most: int = 24) -> None:
+        self._observer = observer
+        self._most = most
+        self._open = 0
+        self._closed = threading.Event()
+        self.after_fork()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """Replace the lock, which a thread of the parent may hold."""
+        self._lock = threading.Lock()
+        self._open = 0
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closed.set()
+
+    def open(self, topic: str) -> Iterator[str] | None:
+        """Return the events of a page.
+
+        :returns: None if there are too many streams.
+        """
+        with self._lock:
+            if self._open >= self._most:
+                return None
+            self._open += 1
+        return _Stream(self, topic)
+
+    def release(self) -> None:
+        """Count a stream as closed."""
+        with self._lock:
+            self._open -= 1
+
+    def events(self, topic: str) -> Iterator[str]:
+        """Yield the digest of a page when it changes."""
+        # The browser waits this long before it reconnects.
+        yield "retry: 2000\n\n"
+        end = monotonic() + _LONGEST
+        last, sent = "", 0.0
+        while monotonic() < end:
+            digest = self._observer.digest(topic)
+            if digest != last:
+                yield f"data: {digest}\n\n"
+            elif monotonic() - sent > _QUIET:
+                yield ": no change\n\n"
+            if digest != last or monotonic() - sent > _QUIET:
+                last, sent = digest, monotonic()
+            if self._closed.wait(_INTERVAL):
+                return
+
+
+class _Stream(Iterator[str]):
+    """The events of one browser, which are counted until it is closed.
+
+    A generator that was never started would not run its ``finally``.
+    """
+
+    def __init__(self, streams: Streams, topic: str) -> None:
+        self._streams = streams
+        self._events = streams.events(topic)
+        self._is_open = True
+
+    def __next__(self) -> str:
+        return next(self._events)
+
+    def close(self) -> None:
+        """Release the stream; the WSGI server calls this in any case."""
+        if self._is_open:
+            self._is_open = False
+            self._streams.release()
+
 
 FOLDER = "sqla_shard_dashboard"
+
 """Folder of the templates; an application may have a ``base.html``, too."""
 
 #: Number of shards of a server on a page.
@@ -387,3 +595,198 @@ class Pages:
             for rollout in self._observer.rollouts().value or ()
             for one in rollout.shards
         }
+
+
+_MOST_BYTES = 64 * 1024  # of a request
+
+_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?")
+
+
+class DashboardBlueprint(Blueprint):
+    """The pages, which an application mounts.
+
+    :ivar streams: the open streams of events.
+    """
+
+    streams: Streams
+
+
+def dashboard_blueprint(
+    observer: Observer, *, allow_changes: bool = False
+) -> DashboardBlueprint:
+    """Return the pages, to be mounted by a Flask application.
+
+    The pages have no login of their own; add one::
+
+        blueprint = dashboard_blueprint(Observer(db.cluster))
+
+        @blueprint.before_request
+        def only_operators():
+            if not current_user.is_operator:
+                abort(403)
+
+        app.register_blueprint(blueprint, url_prefix="/shards")
+
+    :param observer: what the pages show.
+    :param allow_changes: whether failed jobs may be retried and deleted; the
+        application then needs a ``SECRET_KEY``.
+    :raises ExtensionSetupError: when it is registered without a secret key,
+        although changes are allowed.
+    """
+    blueprint = DashboardBlueprint(
+        FOLDER, __name__, static_folder="static", template_folder="templates"
+    )
+    blueprint.streams = Streams(observer)
+    pages = Pages(observer, blueprint.streams, changes=allow_changes)
+    pages.add_to(blueprint)
+    blueprint.before_request(check_site)
+    blueprint.after_request(add_headers)
+    blueprint.register_error_handler(HTTPException, _show_error)
+    blueprint.add_app_template_filter(_when, "sqla_shard_when")
+    blueprint.add_app_template_filter(_duration, "sqla_shard_duration")
+    blueprint.add_app_template_filter(_percent, "sqla_shard_percent")
+    blueprint.add_app_template_filter(bytes_text, "sqla_shard_bytes")
+    blueprint.add_app_template_filter(number_text, "sqla_shard_number")
+
+    @blueprint.context_processor
+    def _values() -> dict[str, Any]:
+        return {"form_token": form_token}
+
+    @blueprint.record
+    def _check(state: Any) -> None:
+        if allow_changes and not state.app.secret_key:
+            raise ExtensionSetupError(
+                "has no SECRET_KEY, which signs the tokens of forms; set it, "
+                "or do not allow changes",
+                app=state.app.name,
+            )
+
+    return blueprint
+
+
+def create_app(
+    observer: Observer, *, allow_changes: bool = False, hosts: Sequence[str] = _NAMES
+) -> Flask:
+    """Return an application with the pages only.
+
+    It has no login: serve it on the loopback interface.
+
+    :param hosts: names by which browsers may call it; others are refused,
+        since a page elsewhere could have given itself this address.
+    """
+    return _app_of(dashboard_blueprint(observer, allow_changes=allow_changes), hosts)
+
+
+def _app_of(blueprint: Blueprint, hosts: Sequence[str]) -> Flask:
+    app = Flask(__name__, static_folder=None)
+    app.config.update(
+        SECRET_KEY=secrets.token_bytes(32),
+        MAX_CONTENT_LENGTH=_MOST_BYTES,
+        SESSION_COOKIE_NAME="sqla_shard_dashboard",
+        SESSION_COOKIE_HTTPONLY=True,
+        SESSION_COOKIE_SAMESITE="Strict",
+    )
+    names = {host.strip("[]").lower() for host in hosts}
+
+    @app.before_request
+    def _check_host() -> None:
+        # Flask's TRUSTED_HOSTS would refuse each IPv6 address.
+        found = _HOST.fullmatch(request.host.lower())
+        if found is None or found[1].strip("[]") not in names:
+            raise SecurityError(f"Host {request.host!r} is not trusted.")
+
+    app.register_blueprint(blueprint)
+    # Of addresses that no page has.
+    app.register_error_handler(HTTPException, _show_error)
+    app.after_request(add_headers)
+    return app
+
+
+class _Quiet(WSGIRequestHandler):
+    """Logs errors only."""
+
+    def log_request(self, code: object = "-", size: object = "-") -> None:
+        pass
+
+
+class DashboardServer:
+    """Serves the application on the loopback interface.
+
+    :param host: an address of it.
+    :param port: 0 for a free one.
+    :raises ExtensionSetupError: if the address is not one of the loopback
+        interface.
+    :raises OSError: if the port is in use.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allow_changes: bool = False,
+    ) -> None:
+        if not ipaddress.ip_address(host).is_loopback:
+            raise ExtensionSetupError(
+                f"would be served at {host} without a login; use an address "
+                "of the loopback interface and ssh -L, or mount "
+                "dashboard_blueprint() in an application with a login",
+                app="sqla-shard dashboard",
+            )
+        blueprint = dashboard_blueprint(observer, allow_changes=allow_changes)
+        self._streams = blueprint.streams
+        self.app = _app_of(blueprint, (*_NAMES, host))
+        self._server: BaseWSGIServer = make_server(
+            host, port, self.app, threaded=True, request_handler=_Quiet
+        )
+        # A browser that reads slowly must not keep the process alive.
+        self._server.daemon_threads = True  # type: ignore[attr-defined]  # of ThreadingMixIn
+        shown = host_and_port(host, self._server.server_port)
+        self.address = f"http://{shown}"
+
+    def serve(self) -> None:
+        """Serve until :meth:`close` is called in another thread."""
+        self._server.serve_forever()
+
+    def close(self) -> None:
+        """End :meth:`serve`, and all streams."""
+        self._streams.close()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _show_error(error: HTTPException) -> ResponseReturnValue:
+    if request.path.endswith("/events") or isinstance(error, SecurityError):
+        # A page would have links with the name that was refused.
+        return error.get_response()
+    page = render_template(f"{FOLDER}/error.html", error=error, page="error")
+    return page, error.code or 500
+
+
+def _when(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _percent(part: float) -> str:
+    """Return a part of 1 in per cent."""
+    if 0 < part < 0.00001:
+        return "< 0.001 %"
+    return f"{100 * part:.3g} %"
+
+
+def _duration(seconds: float | timedelta | None) -> str:
+    """Return a duration in its two largest units."""
+    if seconds is None:
+        return "–"
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    left = int(seconds)
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2])

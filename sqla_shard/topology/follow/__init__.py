@@ -3,22 +3,22 @@
 A :class:`Follower` reads the source in its own thread, has the last good
 topology, and notifies of newer ones.  No request waits for a source.
 
-``follower``   the follower, and the interface of its sources
-``polling``    sources that are polled, such as files; fixed topologies
-``snapshot``   the last good topology, in a file
-``locations``  sources for paths and URLs
+``follower``   the follower, the interface of its sources, its snapshot
+``locations``  sources for paths and URLs, polled or fixed
 """
 
 from __future__ import annotations
 
-from sqla_shard.topology.admission import check_newer
+from sqla_shard.topology.changes import check_newer
 from sqla_shard.topology.follow.follower import (
     FollowedSource,
     Follower,
+    Snapshot,
     SourceReport,
     State,
 )
 from sqla_shard.topology.follow.locations import (
+    Fixed,
     followed,
     is_zookeeper,
     load_location,
@@ -27,8 +27,6 @@ from sqla_shard.topology.follow.locations import (
     source_at,
     zookeeper_options,
 )
-from sqla_shard.topology.follow.polling import Fixed
-from sqla_shard.topology.follow.snapshot import Snapshot
 
 __all__ = [
     "Fixed",
