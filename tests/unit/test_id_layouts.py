@@ -145,7 +145,7 @@ _NAMES = {
 #: The public names, also of statements that are entered; ``explain``, where
 #: ids of the default layout are the smallest numbers that become strings; and
 #: what refuses all other layouts.
-_MAY = ("api.py", "cluster/explain.py", "contrib/", "monitor/dashboard/expressions.py")
+_MAY = ("api.py", "cluster/explain.py", "contrib/", "monitor/dashboard/statements.py")
 
 
 def test_no_other_module_has_the_default_widths() -> None:
