@@ -19,7 +19,6 @@ FOLDERS = (
     "dialects",
     "engine",
     "exc",
-    "lookup",
     "planning",
     "models",
     "session",
@@ -165,7 +164,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "session/scatter_pages.py: scatter_page() by {}: a string",
     ),
     "the values in the rows decide: tests/suites/merged_numbers.py": (
-        "planning/expressions.py: a computation with aggregates",
+        "planning/groups.py: a computation with aggregates",
         "planning/having.py: HAVING over several shards compares",
         "engine/merge.py: ORDER BY, GROUP BY, min() or max()",
         "engine/merge.py: {} in coalesce() over several shards is one",
@@ -177,7 +176,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "MySQL alone": (
         "dialects/mysql/new_keys.py: MySQL has no RETURNING",
         "dialects/mysql/new_keys.py: MySQL does not tell the ids",
-        "planning/expressions.py: a computation with avg() over several shards",
+        "planning/groups.py: a computation with avg() over several shards",
     ),
     "not every server has such numbers": (
         "models/field_types.py: {} is not a finite float",
@@ -187,7 +186,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "models/field_types.py: the server has a decimal beyond",
     ),
     "what works is another topology, or another cluster": (
-        "engine/preparation.py: a statement over servers of MySQL and of",
+        "engine/plans.py: a statement over servers of MySQL and of",
         "planning/router.py: the statement names no table",
         "session/placement.py: no server of keyspace",
         "session/placement.py: server {} has no shard",
@@ -201,14 +200,14 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "session/scatter_pages.py: order by func.left() of the strings",
     ),
     "another refusal comes first, but for a caller of the function": (
-        "planning/expressions.py: a subquery or window function",
+        "planning/groups.py: a subquery or window function",
         "planning/merge_plan.py: DISTINCT or GROUP BY over several shards can",
         "planning/reader.py: the same subquery object",
         "planning/router.py: an INSERT inside another statement",
         "engine/merge.py: a count or group over several shards has",
-        "engine/preparation.py: joinedload() of a collection",
-        "engine/preparation.py: this connection has no shard",
-        "engine/preparation.py: {} is not an object of type {} on shard",
+        "engine/plans.py: joinedload() of a collection",
+        "engine/plans.py: this connection has no shard",
+        "engine/plans.py: {} is not an object of type {} on shard",
         "models/many_to_many.py: a row of {} would link objects",
         "session/flush.py: {} is an id of type {}; this column",
     ),
@@ -228,18 +227,18 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "the extra zstd is needed: tests/suites/compressed_blobs.py": (
         "models/blob_fields.py: {} is part of a compressed blob",
-        "models/blob_dictionaries.py: the column {} cannot be compressed",
+        "models/blob_writes.py: the column {} cannot be compressed",
     ),
     "another layout is of the base: tests/suites/two_layouts.py": (
-        "models/layouts.py: id_layout is {}",
-        "models/layouts.py: colocate_with={} holds {}",
-        "models/layouts.py: it has {}, and follow graphs",
+        "models/id_sources.py: id_layout is {}",
+        "models/id_sources.py: colocate_with={} holds {}",
+        "models/id_sources.py: it has {}, and follow graphs",
     ),
     "pieces increase in several steps: tests/suites/spread_stages.py": (
         "exc/definitions.py: rows of {} are being copied to more pieces",
         "models/mapping_definition.py: spread_over={}, but the list of {}",
-        "models/spread.py: spread_from={} and spread_to={} are two steps",
-        "models/spread.py: {} pieces cannot become {}",
+        "models/list_positions.py: spread_from={} and spread_to={} are two steps",
+        "models/list_positions.py: {} pieces cannot become {}",
     ),
     "the source of ids is of the base: tests/sqlite/test_id_sources.py": (
         "models/id_sources.py: id_source is {}",

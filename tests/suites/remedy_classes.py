@@ -323,6 +323,13 @@ class Admin(Person, type_id=4):
         "cannot be stored in a JSON blob",
         "use dict[str, ...]",
     ),
+    "a class as a default": changed(
+        USER + "    tags: Mapped[list[str]] = blob_field(default=list)",
+        "default=list",
+        "default_factory=list",
+        "the default of tags is the class list",
+        "default_factory=list",
+    ),
     "a default that is shared": changed(
         USER + "    tags: Mapped[list[str]] = blob_field(default=[])",
         "default=[]",
