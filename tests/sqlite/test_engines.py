@@ -166,6 +166,9 @@ def test_ctrl_c_costs_a_pool_no_connection(
                 gc.collect()
             assert engine.pool.checkedout() == cluster.stats()[0].busy == 0
             read() if is_open else engine.dispose()
+    del engine
+    # Not in another test: what was interrupted warns when it is collected.
+    gc.collect()
 
 
 def test_unopened_shards_are_refused(tmp_path: Path) -> None:

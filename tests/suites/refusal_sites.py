@@ -15,15 +15,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "sqla_shard"
 
 #: Where statements, flushes and definitions of classes are refused.
-FOLDERS = (
-    "dialects",
-    "engine",
-    "exc",
-    "planning",
-    "models",
-    "session",
-    "types",
-)
+FOLDERS = ("dialects", "engine", "exc", "planning", "models", "session", "types")
 
 #: Callables that take a message, and the positions of its arguments.
 _CALLS: dict[str, tuple[int, ...]] = {
