@@ -33,8 +33,6 @@ order: the newest version of an edge remains.
 
 All changes of one follower wait for each other, with a lock of the row of the
 user; changes of followers of one user do not.
-
-The lists of a follow graph: followers and followed, paged and counted.
 """
 
 from __future__ import annotations

@@ -1,55 +1,15 @@
 """Feeds and lists of a follow graph in Redis.
 
-Redis databases that users are distributed over.
-
 A user is in the database with the number ``shard_id % len(databases)``, so all
 users of a virtual shard are in one.  When the list of databases is changed,
 contents that are in the wrong database expire, or are removed by you; they are
 rebuilt where they belong.
 
+Use databases without persistence (``save ""``, ``appendonly no``): a server
+that starts again with contents of an earlier time has not got the changes
+since then.  An empty one is correct.
+
 The package redis is imported when the first object is created.
-
-Home feeds in Redis: the newest posts of each user, trimmed.
-
-A feed is a sorted set: a post that a repeated job adds again is not in it
-twice, and posts are in the order of their times, not of their jobs.  (The
-lists of Pinterest's first feeds, LPUSH and LTRIM, have neither property.)
-
-A feed exists for users who have read it lately.  It is complete, or being
-built, which is stored in the set as well: with a score above all times.
-
-``!b:token``
-    a process is building it: it has set this before it reads the tables, so
-    that a post that the tables do not have yet is added by its job.
-``!c``
-    it is complete: it has the newest posts, older ones are in the tables.
-``!w``
-    it is whole: the tables have no other posts.
-
-Use databases without persistence (``save ""``, ``appendonly no``): a server
-that starts again with feeds of an earlier time has not got the posts since
-then.  An empty one is correct.
-
-Lists of a follow graph in Redis: sorted sets of users and boards.
-
-A list has the edges of one user or board in one table: a sorted set for each
-kind, by the time at which the relation began, and a hash with the content of
-all edges, also of those that have ended.  An edge replaces one of an older
-version only, so that jobs may be late, repeated or in any order.
-
-A list exists if it was read lately.  Its hash has two other fields:
-
-``!s``
-    ``!b:token`` while it is built: it was set before the tables are read, so
-    that what is committed later is added by its job.  ``!c`` when it is
-    complete.  ``!l`` if it would be too long: it is read from the tables.
-``!n``
-    the number of entries of the sorted sets.  If Redis has evicted one of
-    them, the list is built again.
-
-Use databases without persistence (``save ""``, ``appendonly no``): a server
-that starts again with lists of an earlier time has not got the changes since
-then.  An empty one is correct.
 """
 
 from __future__ import annotations
@@ -292,6 +252,21 @@ _DIGITS = 19
 
 class FeedStore:
     """Feeds of users in Redis databases.
+
+    A feed is a sorted set: a post that a repeated job adds again is not in it
+    twice, and posts are in the order of their times, not of their jobs.  (The
+    lists of Pinterest's first feeds, LPUSH and LTRIM, have neither property.)
+
+    A feed exists for users who have read it lately.  It is complete, or being
+    built, which is stored in the set as well: with a score above all times.
+
+    ``!b:token``
+        a process is building it: it has set this before it reads the tables, so
+        that a post that the tables do not have yet is added by its job.
+    ``!c``
+        it is complete: it has the newest posts, older ones are in the tables.
+    ``!w``
+        it is whole: the tables have no other posts.
 
     :param urls: URLs of the databases, or clients.
     :param size: maximum number of entries of a feed.
@@ -564,6 +539,21 @@ return 1
 
 class FollowStore:
     """Lists of a follow graph in Redis databases.
+
+    A list has the edges of one user or board in one table: a sorted set for each
+    kind, by the time at which the relation began, and a hash with the content of
+    all edges, also of those that have ended.  An edge replaces one of an older
+    version only, so that jobs may be late, repeated or in any order.
+
+    A list exists if it was read lately.  Its hash has two other fields:
+
+    ``!s``
+        ``!b:token`` while it is built: it was set before the tables are read, so
+        that what is committed later is added by its job.  ``!c`` when it is
+        complete.  ``!l`` if it would be too long: it is read from the tables.
+    ``!n``
+        the number of entries of the sorted sets.  If Redis has evicted one of
+        them, the list is built again.
 
     :param urls: URLs of the databases, or clients.
     :param largest: maximum number of edges of a list, with those that have

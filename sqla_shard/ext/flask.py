@@ -40,7 +40,7 @@ no passwords; do not expose it to the public.
 metrics of :mod:`sqla_shard.monitor.prometheus`; it needs the extra
 ``prometheus``.
 
-Errors of a cluster as HTTP responses.
+With ``SQLA_SHARD_ERRORS``, errors of the cluster are HTTP responses:
 
 ====== ====================================================================
 status error
@@ -390,7 +390,7 @@ class FlaskCluster:
             ``cross_shard`` and ``expire_on_commit``.
         ``SQLA_SHARD_ERRORS``
             if true, errors of the cluster become responses with status 400,
-            404, 409 or 503 (:mod:`sqla_shard.ext.flask`); by default,
+            404, 409 or 503, as in the table above; by default,
             Flask responds with status 500.
         ``SQLA_SHARD_HEALTH``
             path of a health route, such as ``/health/shards``; none by

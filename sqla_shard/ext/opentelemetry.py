@@ -40,8 +40,6 @@ region (``sqla_shard.cache.region``): ``sqla_shard.cache.hits``, ``.misses``,
 ``.unreadable``, ``.waits``, ``.gave_up``, ``.invalidations``, ``.outbox``,
 ``.bytes_read``, ``.bytes_written`` and ``.seconds``.
 
-:mod:`~sqla_shard.ext.opentelemetry` has those of jobs.
-
 A failed statement has the class of its error (``error.type``) and the error
 code of the server (``db.response.status_code``), but not the message, which
 contains parameters of the statement.
@@ -51,16 +49,14 @@ the same time, like the statements on the servers.  On SQLite, where they run
 one after another, only their durations are correct.  Instrumentation of
 SQLAlchemy or of the driver additionally reports each statement on a server.
 
-Spans and metrics of jobs, for OpenTelemetry.
-
-A job continues the trace of the transaction that has enqueued it: the W3C
-``traceparent`` of the current span is stored with the job.  The run is a span
+The run of a job continues the trace of the transaction that has enqueued it: the W3C
+``traceparent`` of the current span is stored with the job.  It is a span
 of kind CONSUMER, named ``process`` and the task; the statements of the task
 are spans inside.  Its attributes are ``sqla_shard.task``,
 ``sqla_shard.queue``, ``sqla_shard.job`` (keyspace, shard and number),
 ``sqla_shard.attempt`` and ``sqla_shard.ending``.
 
-The metrics, by task and queue, are ``sqla_shard.job.duration`` (seconds; also
+The metrics of jobs, by task and queue, are ``sqla_shard.job.duration`` (seconds; also
 by ``sqla_shard.ending``; its count is the rate), ``sqla_shard.job.retries``
 (attempts after the first) and, without attributes,
 ``sqla_shard.job.lost_claims``.

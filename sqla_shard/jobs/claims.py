@@ -9,20 +9,6 @@ outcome can be repeated.
 
 All functions run in the transaction of a session, which the caller commits.
 Rows are updated by primary key only, in one order.
-
-The unique keys of jobs that have not finished.
-
-A key is a row of ``sqla_shard_job_key``, which counts how often it was
-enqueued again.  A claim reads the count without a lock, so it does not wait
-for a transaction that is enqueueing the key.  When the job ends, the row is
-deleted if the count is still the same; otherwise the job is run again: it may
-have read before that transaction has written.
-
-Claims of jobs that a worker holds: extended while the jobs run.
-
-A thread of the worker extends the claims of all its jobs, with one
-transaction for each server, when a third of their time has passed; most jobs
-have ended before.  The thread also learns which claims are lost.
 """
 
 from __future__ import annotations
@@ -54,6 +40,15 @@ from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:
     pass
+
+
+# -- The unique keys of jobs that have not finished.
+#
+# A key is a row of `sqla_shard_job_key`, which counts how often it was
+# enqueued again.  A claim reads the count without a lock, so it does not
+# wait for a transaction that is enqueueing the key.  When the job ends, the
+# row is deleted if the count is still the same; otherwise the job is run
+# again: it may have read before that transaction has written.
 
 
 class Keyed(Protocol):

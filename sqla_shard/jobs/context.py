@@ -329,6 +329,10 @@ def as_current(running: RunningJob) -> Iterator[None]:
 class Heartbeat:
     """Extends the claims of the jobs of a worker.
 
+    A thread of the worker extends them, with one transaction for each server,
+    when a third of their time has passed; most jobs have ended before.  The
+    thread also learns which claims are lost.
+
     :param lease: seconds until a claim expires.
     :param jobs: returns the jobs that the worker holds.
     """

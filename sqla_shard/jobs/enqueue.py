@@ -3,12 +3,6 @@
 A row is inserted by the transaction of the caller, on the shard of the object
 that the job is about, so the job exists if, and only if, that transaction
 commits.  Times are computed by the clock of the server.
-
-The shard of a job that is not about an object.
-
-It is a random one, by the weights of the servers: a server of weight 0 gets
-none, and its jobs are run, until it is empty.  If a server does not respond,
-another one is tried, unless COMMIT was sent: the job may exist.
 """
 
 from __future__ import annotations
@@ -49,6 +43,12 @@ if TYPE_CHECKING:
     from sqla_shard import Cluster
 
 T = TypeVar("T")
+
+# -- The shard of a job that is not about an object.
+#
+# It is a random one, by the weights of the servers: a server of weight 0
+# gets none, and its jobs are run, until it is empty.  If a server does not
+# respond, another one is tried, unless COMMIT was sent: the job may exist.
 
 #: Errors of a server, after which another one is tried.
 _REFUSED = (ServerFencedError, ServerUnreachableError)

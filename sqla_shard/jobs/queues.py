@@ -1,22 +1,4 @@
-"""Queues: counts of jobs, pauses and limits.
-
-Numbers of jobs of each queue, by state and by task.
-
-Counts end at :data:`MOST_COUNTED` jobs of a shard, so they take as long for a
-backlog of millions as for one of thousands.  The queues of all shards are
-found by the first columns of the index; nothing registers a queue.
-
-Pauses and limits of queues, which all workers share.
-
-They are rows of ``sqla_shard_queue`` on one shard: shard 0 of the first
-keyspace with objects.  Workers read them every second.  If that server does
-not respond, what was read last remains valid, and a queue with a limit waits.
-
-A limit is a token bucket: the row has a number of tokens, which grows by the
-clock of the server, up to those of two seconds.  A worker takes some before it
-claims, and uses them for the jobs that it gets: a shard without jobs costs
-none.
-"""
+"""Queues: counts of jobs, pauses and limits."""
 
 from __future__ import annotations
 
@@ -55,6 +37,12 @@ from sqla_shard.types import UTCTimestamp
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
+
+# -- Numbers of jobs of each queue, by state and by task.
+#
+# Counts end at MOST_COUNTED jobs of a shard, so they take as long for a
+# backlog of millions as for one of thousands.  The queues of all shards are
+# found by the first columns of the index; nothing registers a queue.
 
 #: Maximum number of jobs that are counted of a shard, a queue and a state.
 MOST_COUNTED = 10_000
@@ -329,6 +317,18 @@ def _read_tasks(
 
 
 _log = logging.getLogger(__name__)
+
+# -- Pauses and limits of queues, which all workers share.
+#
+# They are rows of `sqla_shard_queue` on one shard: shard 0 of the first
+# keyspace with objects.  Workers read them every second.  If that server
+# does not respond, what was read last remains valid, and a queue with a
+# limit waits.
+#
+# A limit is a token bucket: the row has a number of tokens, which grows by
+# the clock of the server, up to those of two seconds.  A worker takes some
+# before it claims, and uses them for the jobs that it gets: a shard without
+# jobs costs none.
 
 _HIGHEST = 1_000_000
 

@@ -1,30 +1,4 @@
-"""Calls of tasks in the threads, and the event loop, of a worker.
-
-The threads, and the event loop, in which a worker runs tasks.
-
-Threads are daemons: one that does not end must not keep the process from
-ending after its job was released.  Functions that are ``async def`` run in one
-event loop in a thread of its own, which is started for the first of them.
-
-The start of a job: what must be written, and waited for, before its function.
-
-An attempt that counts when the function begins is counted by a transaction of
-its own.  Jobs whose last claim has expired begin one after another in a
-process: one of them may kill it each time, and must not take with it, time
-after time, others that were lost with it.
-
-The call of the task of a job, and the outcome of the job.
-
-A task with a session runs in a transaction that also acknowledges the job, by
-its last statement before COMMIT: either both take effect or neither.  If the
-claim is lost, nothing is committed.
-
-A function that is ``async def`` is awaited, and is cancelled when its time is
-over or its claim is lost.  A thread cannot be cancelled: its function asks,
-with :meth:`RunningJob.check`.
-
-Events of jobs for listeners of the application, such as OpenTelemetry.
-"""
+"""Calls of tasks in the threads, and the event loop, of a worker."""
 
 from __future__ import annotations
 
@@ -79,7 +53,13 @@ _AGAIN_AFTER = 5.0
 
 
 class Beginnings:
-    """Begins the jobs of a process."""
+    """Begins the jobs of a process.
+
+    An attempt that counts when the function begins is counted by a transaction of
+    its own.  Jobs whose last claim has expired begin one after another in a
+    process: one of them may kill it each time, and must not take with it, time
+    after time, others that were lost with it.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -150,6 +130,16 @@ class Beginnings:
         running.expires = before + running.lease
         return None
 
+
+# -- The call of the task of a job, and the outcome of the job.
+#
+# A task with a session runs in a transaction that also acknowledges the
+# job, by its last statement before COMMIT: either both take effect or
+# neither.  If the claim is lost, nothing is committed.
+#
+# A function that is `async def` is awaited, and is cancelled when its time
+# is over or its claim is lost.  A thread cannot be cancelled: its function
+# asks, with RunningJob.check.
 
 #: Seconds between two cancellations of a task.
 _CANCEL_SECONDS = 0.5
@@ -357,6 +347,9 @@ class _Guard:
 _log = logging.getLogger(__name__)
 
 
+# -- Events of jobs for listeners of the application, such as OpenTelemetry.
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobReport:
     """The result of one run of a job, for listeners of ``after_job``.
@@ -490,6 +483,10 @@ def _not_begun(running: RunningJob) -> Outcome:
 
 class Runners:
     """Runs jobs.
+
+    Threads are daemons: one that does not end must not keep the process from
+    ending after its job was released.  Functions that are ``async def`` run in one
+    event loop in a thread of its own, which is started for the first of them.
 
     :param concurrency: number of threads, and maximum number of tasks that
         the event loop runs at the same time.

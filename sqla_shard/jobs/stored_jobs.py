@@ -3,11 +3,6 @@
 Every read is answered by an index, with one statement for a server.  Of each
 shard and state at most :data:`MOST_EXAMINED` jobs of a queue are read, so a
 search for a task ends also with a backlog of millions.
-
-Changes of stored jobs by an operator: to run failed jobs again, to delete.
-
-A batch is one transaction of one shard.  Rows are updated by primary key and
-only if they still have their state, so workers may run at the same time.
 """
 
 from __future__ import annotations
@@ -320,6 +315,12 @@ def _stored(keyspace: str, row: Any) -> StoredJob:
         **found,
     )
 
+
+# -- Changes of stored jobs by an operator: to run failed jobs again, to delete.
+#
+# A batch is one transaction of one shard.  Rows are updated by primary key
+# and only if they still have their state, so workers may run at the same
+# time.
 
 #: Number of jobs that a transaction changes.
 _BATCH = 500

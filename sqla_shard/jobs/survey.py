@@ -1,34 +1,4 @@
-"""The shards that have due jobs, and where a worker claims next.
-
-Survey of the shards with jobs that are due: one statement for a server.
-
-A statement reads up to 256 shards.  On each of them it reads, for each queue
-and priority, the first entry of the index with the state: not the backlog,
-and no job that is scheduled for later.  So it takes as long for a million
-jobs as for one.
-
-Health of the servers that take jobs, as this process has seen it lately.
-
-For each server there is a window of the last outcomes of enqueueing, claiming
-and acknowledging.  With too many failures the server has a rest; after that
-one transaction probes it, and its outcome ends the rest or begins another.
-Otherwise a server that does not respond would cost each of them a timeout.
-
-Errors of the caller, such as a deadlock or a missing table, do not count.
-
-The shards that a worker claims from next, and the time of its next look.
-
-Shards are taken in a random order.  On a shard the queues are taken in a
-random order, and the priority that comes first is drawn: 1 in seven of ten
-claims, 2 in two, 3 in one.  So an urgent job seldom waits, and no backlog of
-urgent jobs can hold back the others for ever.
-
-Without work the pauses between two surveys grow, to a time that depends on
-the number of statements of a survey: for any number of shards an idle worker
-sends at most a few statements a second.  A busy one looks as often as one that
-has found nothing for long: otherwise urgent jobs, other queues and retries
-would wait until the backlog is done.
-"""
+"""The shards that have due jobs, and where a worker claims next."""
 
 from __future__ import annotations
 
@@ -117,6 +87,13 @@ class _Window:
 class HealthWindows:
     """The windows of the servers of a cluster, for all threads.
 
+    For each server there is a window of the last outcomes of enqueueing, claiming
+    and acknowledging.  With too many failures the server has a rest; after that
+    one transaction probes it, and its outcome ends the rest or begins another.
+    Otherwise a server that does not respond would cost each of them a timeout.
+
+    Errors of the caller, such as a deadlock or a missing table, do not count.
+
     They are of engines: a server with another address has a new window.
     """
 
@@ -162,6 +139,14 @@ def windows_of(cluster: Cluster) -> HealthWindows:
     """Return the windows of a cluster in this process."""
     with _lock:
         return _known.setdefault(cluster, HealthWindows())
+
+
+# -- Survey of the shards with jobs that are due: one statement for a server.
+#
+# A statement reads up to 256 shards.  On each of them it reads, for each
+# queue and priority, the first entry of the index with the state: not the
+# backlog, and no job that is scheduled for later.  So it takes as long for
+# a million jobs as for one.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,6 +335,17 @@ _STATEMENTS = 4.0
 
 class Schedule:
     """The shards that are known to have work.
+
+    Shards are taken in a random order.  On a shard the queues are taken in a
+    random order, and the priority that comes first is drawn: 1 in seven of ten
+    claims, 2 in two, 3 in one.  So an urgent job seldom waits, and no backlog of
+    urgent jobs can hold back the others for ever.
+
+    Without work the pauses between two surveys grow, to a time that depends on
+    the number of statements of a survey: for any number of shards an idle worker
+    sends at most a few statements a second.  A busy one looks as often as one that
+    has found nothing for long: otherwise urgent jobs, other queues and retries
+    would wait until the backlog is done.
 
     :param rng: random number generator.
     """

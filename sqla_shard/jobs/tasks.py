@@ -1,29 +1,4 @@
-"""Tasks: retry policies, times of periodic ones, the decorator ``task``.
-
-Tasks: named functions that workers call.
-
-A job is stored as the name of a task and arguments, and may be run by a newer
-release of the program.  If the meaning of a function changes, give it another
-name.
-
-Retry policies: the pauses between the attempts of a job.
-
-Times at which periodic tasks are due, in UTC.
-
-Periodic tasks: one job for each, which is pending again after each run.
-
-The job has a unique key, on shard 0 of the keyspace of its task, and workers
-insert it if it is not there.  So each time is due once, over all workers, and
-the task does not run twice at the same time.  The next time is computed by the
-clock of the server, in the transaction that ends a run: times that were missed
-while no worker was running are skipped.
-
-Re-spacing of ordered lists by a job, before a gap has no room left.
-
-A move into a gap without room re-spaces the rows around it itself, under the
-lock of the move.  A job does it earlier: it is enqueued by the transaction of
-a move that leaves a narrow gap, one at a time for each list.
-"""
+"""Tasks: retry policies, times of periodic ones, the decorator ``task``."""
 
 from __future__ import annotations
 
@@ -70,6 +45,8 @@ from sqla_shard.util.source_lines import definition_of
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
+
+# -- Retry policies: the pauses between the attempts of a job.
 
 #: The largest part of a pause that is added or subtracted at random: jobs
 #: that failed together must not be retried together.
@@ -197,6 +174,8 @@ def _check(retries: object, **seconds: object) -> None:
 
 #: Ten retries in about half an hour, five linear and five exponential.
 DEFAULT = Linear(5).then(Exponential(5))
+
+# -- Times at which periodic tasks are due, in UTC.
 
 _FIELDS = {
     "minute": (0, 59),
@@ -335,6 +314,10 @@ _OPTIONS = frozenset(("near", "priority", "run_after", "unique_key", "max_attemp
 
 class Task:
     """A function that workers call for each of its jobs.
+
+    A job is stored as the name of a task and arguments, and may be run by a newer
+    release of the program.  If the meaning of a function changes, give it another
+    name.
 
     Calling it calls the function.  Use :func:`task` to define one.
 
@@ -689,6 +672,14 @@ def task(
     return define
 
 
+# -- Periodic tasks: one job for each, which is pending again after each run.
+#
+# The job has a unique key, on shard 0 of the keyspace of its task, and
+# workers insert it if it is not there.  So each time is due once, over all
+# workers, and the task does not run twice at the same time.  The next time
+# is computed by the clock of the server, in the transaction that ends a
+# run: times that were missed while no worker was running are skipped.
+
 _PREFIX = "every "
 
 _SHARD = 0
@@ -789,6 +780,10 @@ def repeat(session: ShardSession, job: ClaimedJob, error: str | None = None) -> 
 
 def respace_by_job(mapping: type[MappingMixin], *, queue: str = "default") -> Task:
     """Let jobs re-space the lists of a mapping class.
+
+    A move into a gap without room re-spaces the rows around it itself, under the
+    lock of the move.  A job does it earlier: it is enqueued by the transaction of
+    a move that leaves a narrow gap, one at a time for each list.
 
     ::
 

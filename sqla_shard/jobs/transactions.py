@@ -1,23 +1,4 @@
-"""Transactions of a worker beside those of its tasks.
-
-Recovery of expired claims, and deletion of old jobs, on every shard.
-
-Every worker looks for them, with the same statements as for work; one at a
-time changes a shard: the others find its lock taken, and go on.  Rows are
-changed in batches, each in a transaction of its own.
-
-Delivery of pending operations and cache invalidations.
-
-A worker does it in addition to its jobs, with ``Worker(delivers=True)``: one
-daemon to deploy, not three.  One statement for a server looks for all of
-them; only where something is found do the passes of ``sqla-shard repair`` and
-``sqla-shard cache repair`` follow.
-
-One transaction of a worker on a shard: outcomes go, new jobs come.
-
-Acknowledgements ride with the next claim on their shard: a worker that is busy
-sends one transaction for a batch of jobs.
-"""
+"""Transactions of a worker beside those of its tasks."""
 
 from __future__ import annotations
 
@@ -65,6 +46,12 @@ from sqla_shard.session import ShardSession
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
+
+# -- Recovery of expired claims, and deletion of old jobs, on every shard.
+#
+# Every worker looks for them, with the same statements as for work; one at
+# a time changes a shard: the others find its lock taken, and go on.  Rows
+# are changed in batches, each in a transaction of its own.
 
 #: The retention time of jobs that have succeeded.
 KEEP_DONE = timedelta(days=1)
@@ -249,6 +236,14 @@ def _recover(session: ShardSession, at: dict[str, Any], row: Any) -> int:
     return count
 
 
+# -- Delivery of pending operations and cache invalidations.
+#
+# A worker does it in addition to its jobs, with `Worker(delivers=True)`:
+# one daemon to deploy, not three.  One statement for a server looks for all
+# of them; only where something is found do the passes of `sqla-shard
+# repair` and `sqla-shard cache repair` follow.
+
+
 @dataclass(kw_only=True)
 class DeliveryReport:
     """The result of one pass.
@@ -327,6 +322,12 @@ def deliver(cluster: Cluster) -> DeliveryReport:
 
 
 _log = logging.getLogger(__name__)
+
+
+# -- One transaction of a worker on a shard: outcomes go, new jobs come.
+#
+# Acknowledgements ride with the next claim on their shard: a worker that is
+# busy sends one transaction for a batch of jobs.
 
 
 @dataclass(frozen=True, kw_only=True)

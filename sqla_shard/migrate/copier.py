@@ -6,16 +6,6 @@ primary key that the database chooses, in the transaction that inserts it: a
 second copy at the same time fails by the unique object id, and is repeated.
 An object that was deleted before it was copied leaves a mark of a key below
 zero, so that a late copy does not insert it.
-
-Association tables that become mapping tables.
-
-A row has the primary keys of two objects, which are its own primary key; on
-the shards it has their object ids, and is on the shard of the first one.  The
-column ``order_by`` becomes the position in the list, and the position becomes
-the column: a time with the precision of the column, or an integer.  Without it
-a list is in the order of its targets.
-
-The rows that wait to be copied, on both sides of a move.
 """
 
 from __future__ import annotations
@@ -82,6 +72,12 @@ _TICK = timedelta(microseconds=1)
 
 class MovedLinks(MovedRows):
     """An association table that becomes a mapping table.
+
+    A row has the primary keys of two objects, which are its own primary key; on
+    the shards it has their object ids, and is on the shard of the first one.  The
+    column ``order_by`` becomes the position in the list, and the position becomes
+    the column: a time with the precision of the column, or an integer.  Without it
+    a list is in the order of its targets.
 
     :param item: its part of the declaration.
     :param future: the tables as they will be.

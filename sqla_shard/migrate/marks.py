@@ -13,8 +13,6 @@ missing marks without locking gaps.
 Marks are never deleted before the end of the move: a version that starts again
 would let a late copy replace a newer one, and an object id could be claimed
 for two rows.
-
-The tables of marks, and conditions of the keys of rows.
 """
 
 from __future__ import annotations
@@ -79,6 +77,8 @@ class KeyPart:
         # Objects that were deleted before they were copied have negative keys.
         return func.abs(columns[0]) % self.count == self.number - 1
 
+
+# -- The tables of marks, and conditions of the keys of rows.
 
 _PREFIX = "sqla_shard_moved_"
 

@@ -24,21 +24,6 @@ application that calls ``write()`` for its writes sees no error of the move.
 
 The ids that functions get and return may be those of either side:
 :meth:`Move.object_id` and :meth:`Move.key` convert them.
-
-The events of sessions: fences before the first write, marks before COMMIT.
-
-:class:`LegacyMarks` listens to the application's own sessions, and
-:class:`ShardMarks` to those of the cluster.  Before the first write of a
-transaction they enter the fence of its database, and refuse the write if the
-stage has another truth.  Before COMMIT they raise the versions of all rows
-that were written, in the order of the keys.  After the transaction, when its
-connection is back in the pool, the rows are copied to the other side: an error
-there is logged, and the rows wait.
-
-Rows that the unit of work writes are known from it, and those of association
-tables from the histories of their relationships.  Those of
-``session.execute(update(...))`` and ``delete()`` are read with FOR UPDATE
-before; an ``insert()`` must have the primary keys.
 """
 
 from __future__ import annotations
@@ -111,6 +96,19 @@ class WrittenRows(Generic[P]):
 
 class _SessionMarks(Generic[P]):
     """Listeners that mark the writes of sessions.
+
+    :class:`LegacyMarks` listens to the application's own sessions, and
+    :class:`ShardMarks` to those of the cluster.  Before the first write of a
+    transaction they enter the fence of its database, and refuse the write if the
+    stage has another truth.  Before COMMIT they raise the versions of all rows
+    that were written, in the order of the keys.  After the transaction, when its
+    connection is back in the pool, the rows are copied to the other side: an error
+    there is logged, and the rows wait.
+
+    Rows that the unit of work writes are known from it, and those of association
+    tables from the histories of their relationships.  Those of
+    ``session.execute(update(...))`` and ``delete()`` are read with FOR UPDATE
+    before; an ``insert()`` must have the primary keys.
 
     :param tables: the tables of the move.
     :param copy: called after COMMIT with the rows that were written.

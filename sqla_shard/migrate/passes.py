@@ -3,8 +3,6 @@
 All of them can be interrupted, and started again: what was copied is in the
 marks, and a position file has how far rows were compared.  Rows are read in
 the order of their object ids, so that a page has rows of few shards.
-
-The results of passes over all rows of a move.
 """
 
 from __future__ import annotations
@@ -55,6 +53,8 @@ from sqla_shard.migrate.stages import DatabaseFence, Progress
 from sqla_shard.migrate.tables import AttributeDifference, MovedRows, MovedTable
 from sqla_shard.upkeep.run import PositionFile
 from sqla_shard.util.pace import Throttle
+
+# -- The results of complete passes.
 
 #: The results of complete passes, in the database.
 PASSES = Table(

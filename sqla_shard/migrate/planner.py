@@ -1,26 +1,4 @@
-"""Forms of statements, and the verdict of an execution.
-
-Plans the executions of statements of the unsharded application.
-
-The placement of inserted rows, and the log of a transaction's writes, are
-those of :mod:`sqla_shard.session`.  Nothing is sent.
-
-A form of statement is read once, as SQLAlchemy compiles it once; after that
-only the shards of its values are computed.
-
-The shards of rows that have no object id yet.
-
-An owner gets a shard of its own: a statement is single-shard, and a
-transaction atomic, if it is so for one owner.  The row of an owned table is on
-the shard of its owner, which is known after the row was inserted, or loaded by
-a flush; until then the row has a shard in :data:`ASSUMED`, which may be that
-of any owner.
-
-Reads a form of statement, as if it were sharded.
-
-The router of :mod:`sqla_shard.planning` reads the statement, and the merge of
-:mod:`sqla_shard.planning` is planned, as a session would.
-"""
+"""Plans of the statements of an unsharded application, as if it were sharded."""
 
 from __future__ import annotations
 
@@ -71,6 +49,12 @@ _MOST = 50_000
 
 class Locations:
     """The shards of rows, as far as they are known.
+
+    An owner gets a shard of its own: a statement is single-shard, and a
+    transaction atomic, if it is so for one owner.  The row of an owned table is on
+    the shard of its owner, which is known after the row was inserted, or loaded by
+    a flush; until then the row has a shard in :data:`ASSUMED`, which may be that
+    of any owner.
 
     :param roots: type ids of owners, whose shard is always known.
     """
@@ -239,6 +223,9 @@ class Form:
 
 class FormReader:
     """Reads forms of statements.
+
+    As in a session, the router of :mod:`sqla_shard.planning` reads the statement,
+    and the merge of its results is planned.
 
     :param future: the declared tables.
     :param places: the locations of shards.
@@ -563,6 +550,12 @@ class _Placing:
 
 class Planner:
     """Plans statements.
+
+    The placement of inserted rows, and the log of a transaction's writes, are
+    those of :mod:`sqla_shard.session`.  Nothing is sent.
+
+    A form of statement is read once, as SQLAlchemy compiles it once; after that
+    only the shards of its values are computed.
 
     :param future: the declared tables.
     """

@@ -1,16 +1,10 @@
-"""Reports of shadow mode: one of a process, or merged from many.
+"""Reports of shadow mode, the verdicts in them, and the owners of rows.
+
+There is one of each process, and one that is merged from many.
 
 A report is a JSON document.  It has the text of statements as they are sent,
 with placeholders: a value is in it only if the application writes values into
 the text itself.
-
-Verdicts on statements: how they would run on virtual shards.
-
-Owners of rows, as the forms of statements name them.
-
-:func:`reduced` reads a statement as the router does, and returns its tables,
-the columns that are compared with values, and the pairs of columns that are
-equal; :func:`statement_of` makes a statement of these, for the planner.
 """
 
 from __future__ import annotations
@@ -41,6 +35,8 @@ from sqla_shard.planning.clauses import inner, is_list, nested, ungrouped, unlab
 from sqla_shard.planning.reader import Reader
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.json_values import parsed_json
+
+# -- Verdicts on statements: how they would run on virtual shards.
 
 Outcome: TypeAlias = Literal[
     "single_shard",
@@ -477,6 +473,13 @@ def _short(file: str) -> str:
     """Return a path relative to the working directory, if it is in it."""
     here = f"{os.getcwd()}{os.sep}"
     return file.removeprefix(here)
+
+
+# -- Owners of rows, as the forms of statements name them.
+#
+# reduced reads a statement as the router does, and returns its tables, the
+# columns that are compared with values, and the pairs of columns that are
+# equal; statement_of makes a statement of these, for the planner.
 
 
 def reduced(statement: Any) -> Traffic | None:

@@ -1,12 +1,4 @@
-"""The plan of a move, and changes of its stage.
-
-Changes of the stage: tables, fences, conditions.
-
-The store is written first, then each fence; a command that was killed is
-repeated, and continues with the fences that are behind.
-
-Plan and progress of a move.
-"""
+"""The plan of a move, and changes of its stage."""
 
 from __future__ import annotations
 
@@ -56,6 +48,9 @@ _TIMEOUT = 60.0
 
 class Switch:
     """Changes the stage of a move.
+
+    The store is written first, then each fence; a command that was killed is
+    repeated, and continues with the fences that are behind.
 
     :param move: the move.
     :param on_step: called with a line of text at each step.
@@ -392,6 +387,9 @@ def _view(root: Connection, place: Place) -> Connection:
     return root.execution_options(
         **{OPTION: ExecutionPlan((place,)), "schema_translate_map": TRANSLATE}
     )
+
+
+# -- Plan and progress of a move.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,6 @@ copied.  So the truth is never on both sides.
 
 :class:`Progress` is the stage in which a move is, as stored with the topology;
 :func:`advanced` and :func:`check_step` are the rules of changing it.
-
-Fences: the stage of a move in each database that it writes.
-
-A fence is a table of one row with the stage and the number of its last change.
-A transaction reads it before its first write, and has a shared lock on it
-until it ends; the tool changes it, which waits for these transactions.  So a
-transaction is in one stage as a whole, whatever its process knows of the
-stage.
 """
 
 from __future__ import annotations
@@ -621,6 +613,12 @@ _ROW = 1
 
 class DatabaseFence:
     """The fence of one database.
+
+    A fence is a table of one row with the stage and the number of its last change.
+    A transaction reads it before its first write, and has a shared lock on it
+    until it ends; the tool changes it, which waits for these transactions.  So a
+    transaction is in one stage as a whole, whatever its process knows of the
+    stage.
 
     :param schema: the database; None for the one that a connection uses.
     """

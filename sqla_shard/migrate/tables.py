@@ -3,14 +3,6 @@
 :class:`LegacyRows` are the rows in the database, by their primary keys;
 :class:`ShardObjects` are the objects of one virtual shard, by their ids.  Both
 are a :class:`~sqla_shard.migrate.copies.MarkedRows`.
-
-Rows of the database, as objects, and whether the two are the same.
-
-A :class:`Conversion` returns the values of an object for a row, with the
-object ids of the rows that it refers to.  Values are compared as Python has
-them, not as text: text by code points, so ``"a"`` and ``"A "`` differ although
-the server may call them equal; times with a zone by the moment; numbers by
-value, and a truth value in JSON is not a number.
 """
 
 from __future__ import annotations
@@ -76,6 +68,12 @@ class AttributeDifference:
 
 class Conversion:
     """The way from rows of a table to objects of a class.
+
+    It returns the values of an object for a row, with the
+    object ids of the rows that it refers to.  Values are compared as Python has
+    them, not as text: text by code points, so ``"a"`` and ``"A "`` differ although
+    the server may call them equal; times with a zone by the moment; numbers by
+    value, and a truth value in JSON is not a number.
 
     :param table: the table, as the declaration says it will be.
     :param cls: the object class.

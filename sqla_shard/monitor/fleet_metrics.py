@@ -3,8 +3,6 @@
 A part that has not ended in time is read further in its thread, and left out;
 the next reading does not start it a second time.  So a server that hangs costs
 one thread, and delays nothing else.
-
-The HTTP server of ``sqla-shard exporter``.
 """
 
 from __future__ import annotations
@@ -525,6 +523,8 @@ except ImportError as error:
     raise MissingExtraError(
         package="prometheus_client", extra="prometheus", reason=str(error)
     ) from error
+
+# -- The HTTP server of `sqla-shard exporter`.
 
 _PATH = "/metrics"
 

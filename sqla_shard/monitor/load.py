@@ -1,4 +1,4 @@
-"""Load per virtual shard: counts of samples, and what they show.
+"""Load per virtual shard: samples, and reports of them.
 
 A process samples the statements of its sessions; a :class:`LoadSnapshot` has
 the counts of the last seconds, and :class:`LoadReport` adds the snapshots of
@@ -15,12 +15,6 @@ several processes::
 
 A statement that is sent to all shards because of ``scatter()`` loads all of
 them alike: it is counted for its table, not for the shards.
-
-Samples of the statements of a cluster in this process.
-
-Of every hundredth statement, on average, the meter counts keyspace, shard and
-table, and the id of the object or list in its WHERE clause or its row.  The
-counts are in slots of two seconds; old slots are dropped.
 """
 
 from __future__ import annotations
@@ -569,6 +563,10 @@ class _Slot:
 
 class LoadMeter:
     """Counts samples of the statements of a cluster.
+
+    Of every hundredth statement, on average, the meter counts keyspace, shard and
+    table, and the id of the object or list in its WHERE clause or its row.  The
+    counts are in slots of two seconds; old slots are dropped.
 
     :param cluster: the cluster.
     :param rate: share of the statements to sample, above 0 and at most 1.

@@ -1,20 +1,4 @@
-"""The metrics of a cluster, and a recorder of its events and states.
-
-The table of metrics: names, kinds, units, labels and meanings.
-
-The names are those of OpenTelemetry.  In Prometheus the dots are underscores,
-the unit is appended, and counters end in ``_total``:
-``sqla_shard.statement.duration`` is ``sqla_shard_statement_duration_seconds``.
-
-Labels have few values: names of servers and keyspaces of the topology, classes
-of errors, and at most 100 lines of the application.  No label has an id, a
-value or the text of a statement.
-
-Metrics of a cluster in one process, for any library of metrics.
-
-:class:`Recorder` listens to the events of a cluster and passes measurements to
-a :class:`Sink`; :func:`observations` reads what has a state, such as pools.
-"""
+"""The metrics of a cluster, and a recorder of its events and states."""
 
 from __future__ import annotations
 
@@ -37,6 +21,17 @@ from sqla_shard.util.sqlalchemy_helpers import stop_listening
 
 if TYPE_CHECKING:
     from sqla_shard.jobs import JobReport
+
+# -- The table of metrics: names, kinds, units, labels and meanings.
+#
+# The names are those of OpenTelemetry.  In Prometheus the dots are
+# underscores, the unit is appended, and counters end in `_total`:
+# `sqla_shard.statement.duration` is
+# `sqla_shard_statement_duration_seconds`.
+#
+# Labels have few values: names of servers and keyspaces of the topology,
+# classes of errors, and at most 100 lines of the application.  No label has
+# an id, a value or the text of a statement.
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -340,6 +335,11 @@ def metric(name: str) -> Metric:
     """Return the metric ``sqla_shard.<name>``."""
     return METRICS[f"sqla_shard.{name}"]
 
+
+# -- Metrics of a cluster in one process, for any library of metrics.
+#
+# Recorder listens to the events of a cluster and passes measurements to a
+# Sink; observations reads what has a state, such as pools.
 
 #: Maximum number of lines of the application in labels.
 _MOST_SITES = 100

@@ -10,8 +10,6 @@ snapshot: during an upgrade it reports the shards that are already upgraded.
     print(report)
     if not report.ok:
         sys.exit(1)
-
-The report of :func:`~sqla_shard.schema.verify`, as data and as text.
 """
 
 from __future__ import annotations
@@ -50,6 +48,8 @@ from sqla_shard.topology import Keyspace, Server, Topology
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.topology.urls import Address, address_of
 from sqla_shard.util.json_values import json_value
+
+# -- The report of verify, as data and as text.
 
 Role: TypeAlias = Literal["primary", "standby"]
 

@@ -5,13 +5,6 @@
 revisions of all shards; ``revision --autogenerate`` and ``check`` compare the
 models with one shard; ``--sql`` prints the statements once, since they are the
 same for all shards.
-
-Detection of shards that were moved or opened during a run.
-
-A run takes minutes or hours and reads the topology once.  A shard that was
-moved meanwhile was copied with its old or its new tables; a shard that was
-opened was provisioned with an unknown revision.  The report shows that the
-revision of such a shard is unknown.
 """
 
 from __future__ import annotations
@@ -65,6 +58,11 @@ R = TypeVar("R", bound=RunReport)
 
 class TopologyChanges:
     """Compares the topology of a run with the published one.
+
+    A run takes minutes or hours and reads the topology once.  A shard that was
+    moved meanwhile was copied with its old or its new tables; a shard that was
+    opened was provisioned with an unknown revision.  The report shows that the
+    revision of such a shard is unknown.
 
     :param old: the topology of the run.
     :param keyspace: the name of the run's keyspace.

@@ -1,4 +1,4 @@
-"""The ledger of this package, and the mark of provisioned databases.
+"""The ledger of a shard: revisions, and the mark of provisioned databases.
 
 An existing database may hold the objects of a virtual shard.  So before
 :func:`~sqla_shard.schema.provision` runs the first revision in a new database,
@@ -9,17 +9,6 @@ rows of the application.
 
 Between CREATE DATABASE and that entry there is no mark, but a database without
 tables other than those of this package has no data.
-
-The revisions of all virtual shards, with a few queries per server.
-
-A database that has lost its tables, because the shard was moved or its
-database dropped, looks like a new one.  An upgrade must not create empty
-tables there: ids would begin with 1 again, and two objects would have the same
-id.  So a database without a revision, where other shards of the keyspace have
-one, is changed only if the mark of provision, its own ledger, or an option of
-the command shows that it is new.  Where none has one, the keyspace is new, or
-all shards have moved and the topology is an old one: then the servers are
-searched for databases that the topology places elsewhere.
 """
 
 from __future__ import annotations
@@ -474,6 +463,19 @@ def runner_name() -> str:
 def now() -> datetime:
     """Return the current time in UTC, for DATETIME columns."""
     return datetime.now(UTC).replace(tzinfo=None)
+
+
+# -- The revisions of all virtual shards, with a few queries per server.
+#
+# A database that has lost its tables, because the shard was moved or its
+# database dropped, looks like a new one.  An upgrade must not create empty
+# tables there: ids would begin with 1 again, and two objects would have the
+# same id.  So a database without a revision, where other shards of the
+# keyspace have one, is changed only if the mark of provision, its own
+# ledger, or an option of the command shows that it is new.  Where none has
+# one, the keyspace is new, or all shards have moved and the topology is an
+# old one: then the servers are searched for databases that the topology
+# places elsewhere.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,17 +14,6 @@ the account of the topology may not.
 Limits: it only finds databases that are visible to the accounts of the
 topology.  Two names or addresses of one server count as two servers.  Tables
 of this package are not compared.
-
-Checks of a new topology, before and after its databases are created.
-
-First the two topologies are compared, without a query.  Then the names of the
-databases are read from all servers of both topologies: a database with the
-name of a new shard on another server may hold the objects of that shard, and
-an empty one on the right server would hide them.  New databases are compared
-with one that is in use.
-
-The checks only find databases that are visible to the accounts of the
-topologies.
 """
 
 from __future__ import annotations
@@ -79,6 +68,17 @@ from sqla_shard.schema.selection import (
 from sqla_shard.topology import diff, Keyspace, Server, Topology
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.topology.urls import Address, address_of
+
+# -- Checks of a new topology, before and after its databases are created.
+#
+# First the two topologies are compared, without a query.  Then the names of
+# the databases are read from all servers of both topologies: a database
+# with the name of a new shard on another server may hold the objects of
+# that shard, and an empty one on the right server would hide them.  New
+# databases are compared with one that is in use.
+#
+# The checks only find databases that are visible to the accounts of the
+# topologies.
 
 
 def unsupported_changes(current: Topology, new: Topology) -> Iterator[Problem]:

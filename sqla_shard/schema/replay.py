@@ -18,9 +18,8 @@ read between two packets, so each ALTER TABLE is in a packet of its own.
 
 If the first packet finds a shard in another state, alembic runs there.
 
-Proof that a revision sends the same statements to every shard.
-
-The source of the revision is parsed, not executed.  A revision is static if
+The source of a revision is parsed, not executed, to prove that it sends the
+same statements to every shard.  A revision is static if
 its function only calls alembic operations that send DDL without querying the
 database, with arguments that are literals or calls of known SQLAlchemy
 constructors.  Any other revision, for example with a condition or a variable,

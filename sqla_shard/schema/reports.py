@@ -1,7 +1,4 @@
-"""The report of a run: the outcome of each virtual shard.
-
-The progress of a run: a bar for each server on a terminal, or lines.
-"""
+"""The report of a run, shard by shard, and its progress."""
 
 from __future__ import annotations
 
@@ -232,6 +229,9 @@ def _done(step: str, done: Sequence[str]) -> Iterator[str]:
     )
     for number, statement in enumerate(done, 1):
         yield f"      {number}. {statement}"
+
+
+# -- The progress of a run: a bar for each server on a terminal, or lines.
 
 
 class Progress:

@@ -23,8 +23,6 @@ Environment variables:
 ``SQLA_SHARD_TEST_PASSWORD``
     Password of the application user, instead of a random one.
 
-The setup of database servers: accounts, options and data directories.
-
 A data directory is created once and kept in the cache of the user, below
 ``$XDG_CACHE_HOME`` or ``~/.cache``; each server gets a copy.  To create one
 takes a second or three, a copy 0.05 s.

@@ -1,11 +1,9 @@
-"""A local server process with its directory and log: the base of all kinds.
+"""A local server process, the base of all kinds, and the programs of each.
 
-Each kind overrides methods that write its files, build its command, and check
-whether it is ready.
+Each kind of server overrides methods that write its files, build its command,
+and check whether it is ready.
 
 Needs Linux.  Do not control one server from several threads at the same time.
-
-The programs of the servers: their paths, and how to install them.
 
 Standard library only: the pytest plugin imports it on every run.
 
@@ -524,6 +522,8 @@ def _is_stopped(pid: int) -> bool:
             states.append(status.read_text().rpartition(")")[2].split()[0])
     return all(state in "TtZX" for state in states)
 
+
+# -- The programs of the servers: their paths, and how to install them.
 
 MISSING_MARIADB = "MariaDB is not installed: apt-get install mariadb-server"
 

@@ -1,14 +1,4 @@
-"""Servers of MySQL and of MariaDB.
-
-A MySQL server for tests; see :mod:`.database_server`.
-
-Needs MySQL 8.4 or later on the machine, or the directory of an unpacked one in
-``SQLA_SHARD_MYSQL``.  The server offers TLS, with a certificate of its own.
-
-A MariaDB server for tests; see :mod:`.database_server`.
-
-Needs MariaDB 10.6 or later on the machine.
-"""
+"""Servers of MySQL and of MariaDB."""
 
 from __future__ import annotations
 
@@ -31,6 +21,9 @@ from sqla_shard.testing.local_server import (
 
 class MySQLServer(DatabaseServer):
     """A MySQL server for tests.
+
+    Needs MySQL 8.4 or later on the machine, or the directory of an unpacked one in
+    ``SQLA_SHARD_MYSQL``.  The server offers TLS, with a certificate of its own.
 
     Its arguments are those of :class:`~.database_server.DatabaseServer`.
     """
@@ -151,6 +144,8 @@ _SQL_MODE = ",".join(
 
 class MariaDBServer(DatabaseServer):
     """A MariaDB server for tests.
+
+    Needs MariaDB 10.6 or later on the machine.
 
     :param gtid_domain_id: domain of its GTIDs, by default the ``server_id``.
         Give a standby the id of its primary.

@@ -36,9 +36,7 @@ fixture::
 ``redis_installed``
     For tests that start their own :class:`.RedisServer`.
 ``shard_lint``
-    The linter of the test, see below.
-
-For applications on one database it also has shadow mode, see below.
+    The linter of the test.
 
 A test is skipped if a program that it needs is not installed, and the last
 lines of the run have the number of such tests.  If servers are required the
@@ -61,9 +59,8 @@ Environment variables:
 ``SQLA_SHARD_ZOOKEEPER``, ``JAVA_HOME``
     See :mod:`.local_server`.
 
-The linter of :mod:`.lint` in a pytest run.
-
-It is off by default.  Switch it on for all tests in the configuration, ::
+The linter of :mod:`.lint` is off by default.  Switch it on for all tests in
+the configuration, ::
 
     [tool.pytest.ini_options]
     sqla_shard_lint = true
@@ -96,10 +93,9 @@ Options in the configuration, which are also keywords of the mark
 ``sqla_shard_lint_setup``
     Whether to also check statements of fixtures before the test (false).
 
-Shadow mode of :mod:`sqla_shard.migrate` in a pytest run.
-
-It is off by default.  With a declaration and the metadata of the application,
-it plans the statements of all tests, and prints a summary at the end::
+Shadow mode of :mod:`sqla_shard.migrate` is off by default.  With a declaration
+and the metadata of the application, it plans the statements of all tests, and
+prints a summary at the end::
 
     [tool.pytest.ini_options]
     sqla_shard_shadow = "declaration.toml"

@@ -11,34 +11,6 @@
 Four servers start in a second or two: their data directories are copies of
 one, and they start in parallel.  If ``SQLA_SHARD_TEST_SERVERS`` is set (see
 :class:`ExternalServer`), those servers are used and nothing is started.
-
-A primary and its standbys for tests, in replication.
-
-::
-
-    with MySQLPair() as pair:
-        with pair.primary.connect() as connection:
-            ...                      # write
-        pair.wait_caught_up()
-        with pair.standby.connect() as connection:
-            ...                      # read; writing fails with error 1290
-
-Needs what :mod:`.database_server` needs; :meth:`ServerPair.attach` with
-``demote=True`` needs MariaDB 10.10.  Replication is asynchronous, by GTID:
-acknowledged writes may be lost with the primary.  Nothing is promoted
-automatically.  :meth:`ServerPair.attach` and :meth:`ServerPair.name_primary`
-are two of the steps of a test that promotes a standby; the others, such as
-making the old primary read-only first, are statements of root.
-
-All servers of a pair have the same application user and password, and with
-MariaDB the same GTID domain.  The standbys are started with ``read_only``,
-which holds for the application user, but neither for root nor for
-replication.  A standby that is started after a crash is read-only and
-continues replication; a primary that is started after a crash is writable,
-even if another was promoted meanwhile.
-
-Do not control (start, stop, attach) one pair from several threads at the same
-time.
 """
 
 from __future__ import annotations
@@ -81,6 +53,32 @@ _Pair = TypeVar("_Pair", bound="ServerPair[Any]")
 
 class ServerPair(Startable, Generic[_Server]):
     """A primary and its standbys for tests.
+
+    ::
+
+        with MySQLPair() as pair:
+            with pair.primary.connect() as connection:
+                ...                      # write
+            pair.wait_caught_up()
+            with pair.standby.connect() as connection:
+                ...                      # read; writing fails with error 1290
+
+    Needs what :mod:`.database_server` needs; :meth:`ServerPair.attach` with
+    ``demote=True`` needs MariaDB 10.10.  Replication is asynchronous, by GTID:
+    acknowledged writes may be lost with the primary.  Nothing is promoted
+    automatically.  :meth:`ServerPair.attach` and :meth:`ServerPair.name_primary`
+    are two of the steps of a test that promotes a standby; the others, such as
+    making the old primary read-only first, are statements of root.
+
+    All servers of a pair have the same application user and password, and with
+    MariaDB the same GTID domain.  The standbys are started with ``read_only``,
+    which holds for the application user, but neither for root nor for
+    replication.  A standby that is started after a crash is read-only and
+    continues replication; a primary that is started after a crash is writable,
+    even if another was promoted meanwhile.
+
+    Do not control (start, stop, attach) one pair from several threads at the same
+    time.
 
     :param name: name of the pair, as in a topology; the servers are
         ``server1a``, ``server1b`` and so on.

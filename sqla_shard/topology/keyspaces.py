@@ -7,12 +7,10 @@ Servers and keyspaces are frozen and compared by their attributes.
 :class:`~sqla_shard.topology.Topology` checks that they agree: each shard is on
 one server, and no two databases have the same name.
 
-Database names: one for each virtual shard, written as a template.
-
-A template has one field for the number of the shard: ``"db{shard:05d}"``
-names ``db00000``, ``db00001`` and so on.  With a single field, two shards of a
-keyspace cannot have the same name.  Two keyspaces can; :func:`collisions`
-finds them without enumerating their names.
+The names of databases are a template, with one field for the number of the
+shard: ``"db{shard:05d}"`` names ``db00000``, ``db00001`` and so on.  With a
+single field, two shards of a keyspace cannot have the same name.  Two keyspaces
+can; :func:`collisions` finds them without enumerating their names.
 """
 
 from __future__ import annotations

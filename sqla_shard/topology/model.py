@@ -26,11 +26,6 @@ epoch::
 Every topology has passed all checks, even if it was created from its parts or
 with :func:`dataclasses.replace`.  Nothing here connects to servers: it is
 unknown whether they exist and have the data.
-
-Checks that the values of a topology document agree with each other.
-
-Each check takes drafts and yields problems; it skips values with problems of
-their own.
 """
 
 from __future__ import annotations
@@ -67,6 +62,11 @@ from sqla_shard.topology.parse import (
 )
 from sqla_shard.topology.urls import Address, address_of, DEFAULT_PLACEHOLDERS, Policy
 from sqla_shard.util.masking import redact
+
+# -- Checks that the values of a topology document agree with each other.
+#
+# Each check takes drafts and yields problems; it skips values with problems
+# of their own.
 
 
 def validate(drafts: Iterable[Draft], problems: list[Problem]) -> None:

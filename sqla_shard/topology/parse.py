@@ -8,9 +8,8 @@ so that one attempt shows all problems.  A draft has None for each value that
 is missing or not valid.  All messages mask URLs, since these may contain
 passwords.
 
-The short form of a topology: servers, each with a range and two hosts.
-
-Pinterest used this form::
+The short form of a topology has servers, each with a range and two hosts, as
+Pinterest's had::
 
     {
         "sharddb001": {

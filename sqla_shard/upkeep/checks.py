@@ -1,11 +1,4 @@
-"""Checks: kinds of findings, the interface of a check, what rows refer to.
-
-Findings of a verification, and its report.
-
-Interface of a check of the rows of one table on every shard.
-
-The objects to which lookup and mapping rows refer.
-"""
+"""Checks: kinds of findings, their report, the interface, what rows refer to."""
 
 from __future__ import annotations
 

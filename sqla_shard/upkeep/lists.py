@@ -1,22 +1,4 @@
-"""Lists of a mapping: the largest, and rows that belong to another piece.
-
-The longest lists of mapping classes, and those with the most new rows.
-
-They show which classes need ``spread=``: the rows of a list are on one virtual
-shard, and its changes wait for each other.
-
-Moves the rows of lists whose number of pieces was increased.
-
-Each row is copied to its piece in one transaction, and deleted from the piece
-from before in another one.  Between the two is a pause, ``grace``: a reader
-whose transaction began before the copy, and that reads the piece from before
-after the deletion, would find the row in neither.
-
-The application can read and write all the time (see
-:mod:`~sqla_shard.models.spread_list`).  A run can be interrupted at any
-time.  The next one needs no position: it reads the keys of all rows, and looks
-for those that are still where they were before.
-"""
+"""Lists of a mapping: the largest, and rows that belong to another piece."""
 
 from __future__ import annotations
 
@@ -53,6 +35,11 @@ from sqla_shard.session import ShardSession
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.upkeep.checks import classes_of
 from sqla_shard.util.pace import Pace
+
+# -- The longest lists of mapping classes, and those with the most new rows.
+#
+# They show which classes need `spread=`: the rows of a list are on one
+# virtual shard, and its changes wait for each other.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +326,18 @@ class _Batch(NamedTuple):
 
 
 class _Run:
-    """One run, of several passes over all rows of a class."""
+    """One run, of several passes over all rows of a class.
+
+    Each row is copied to its piece in one transaction, and deleted from the piece
+    from before in another one.  Between the two is a pause, ``grace``: a reader
+    whose transaction began before the copy, and that reads the piece from before
+    after the deletion, would find the row in neither.
+
+    The application can read and write all the time (see
+    :mod:`~sqla_shard.models.spread_list`).  A run can be interrupted at any
+    time.  The next one needs no position: it reads the keys of all rows, and looks
+    for those that are still where they were before.
+    """
 
     def __init__(
         self,

@@ -1,13 +1,4 @@
-"""Verification of lookups, and the open claims of keys.
-
-Repair of lookup keys, one at a time, while the application runs.
-
-Each repair checks the row again under locks, which it holds until COMMIT: it
-locks first the object, if needed, then the row.
-
-A repair in two transactions adds a row before it deletes the other one: after
-an interruption there is one row too many, which the next run deletes.
-"""
+"""Verification and repair of lookups, and the open claims of keys."""
 
 from __future__ import annotations
 
@@ -125,6 +116,12 @@ class _GoneError(Exception):
 
 class KeyRepair:
     """Repairs the keys of one class.
+
+    Each repair checks the row again under locks, which it holds until COMMIT: it
+    locks first the object, if needed, then the row.
+
+    A repair in two transactions adds a row before it deletes the other one: after
+    an interruption there is one row too many, which the next run deletes.
 
     :param cls: the lookup class.
     :param targets: the objects of the class.

@@ -6,10 +6,6 @@ moved in several transactions.  So the row is checked a second time after
 continues meanwhile.
 
 One thread reads the servers one after another.
-
-The file with the position of a run, from which the next run resumes.
-
-The file is replaced after each batch, and removed at the end of the run.
 """
 
 from __future__ import annotations
@@ -170,6 +166,8 @@ S = TypeVar("S", bound=AnyState)
 
 class PositionFile(Generic[S]):
     """The position file of one run.
+
+    The file is replaced after each batch, and removed at the end of the run.
 
     :param path: the file; its directory is created if needed.
     :param run: JSON values that identify the run.

@@ -1,20 +1,4 @@
-"""The pages: their data and templates.
-
-The headers of every response, and the tokens of forms.
-
-Scripts, styles and pictures come from this server only, so a text that got
-past the escaping would do nothing.  Forms that change something have a token
-in the signed session; browsers also say where a request comes from, and one
-from another site is refused.
-
-Server-sent events: browsers learn that a page should be drawn again.
-
-An event has a digest of what the page shows, and the browser requests the page
-when that differs from its own.  A stream ends after some minutes, and browsers
-reconnect, so one whose browser is gone does not hold a thread for ever.
-
-The blueprint, the application of its own, and its server.
-"""
+"""The pages of the dashboard: headers, events, views, and the application."""
 
 from __future__ import annotations
 
@@ -78,6 +62,13 @@ from sqla_shard.monitor.dashboard.statements import is_sql
 from sqla_shard.topology import Keyspace
 from sqla_shard.util.masking import host_and_port
 from sqla_shard.util.processes import in_children
+
+# -- The headers of every response, and the tokens of forms.
+#
+# Scripts, styles and pictures come from this server only, so a text that
+# got past the escaping would do nothing.  Forms that change something have
+# a token in the signed session; browsers also say where a request comes
+# from, and one from another site is refused.
 
 _TOKEN = "sqla_shard_dashboard"  # noqa: S105  # the name of a key
 
@@ -155,6 +146,13 @@ def check_form() -> None:
     if not expected or not secrets.compare_digest(expected.encode(), given.encode()):
         abort(403, "The token of the form is missing or outdated; reload the page.")
 
+
+# -- Server-sent events: browsers learn that a page should be drawn again.
+#
+# An event has a digest of what the page shows, and the browser requests the
+# page when that differs from its own.  A stream ends after some minutes,
+# and browsers reconnect, so one whose browser is gone does not hold a
+# thread for ever.
 
 #: Seconds between two looks at the values.
 _INTERVAL = 1.0
@@ -596,6 +594,8 @@ class Pages:
             for one in rollout.shards
         }
 
+
+# -- The blueprint, the application of its own, and its server.
 
 _MOST_BYTES = 64 * 1024  # of a request
 

@@ -1,27 +1,8 @@
-"""Values that are read in the background and shown for a short time.
+"""Values that are read in the background: servers, revisions, topologies.
 
 A page never waits for a server for long: it gets the last value with its age,
 or none yet, while a thread reads the next one.  Only one thread at a time
 reads a value, whatever the number of browsers.
-
-The state and the sizes of every server, all read at the same time.
-
-A server that does not respond in time has an error instead of a state, and
-delays no other.  Each read opens a connection of its own: those of the pools
-may all wait for a server that hangs.
-
-Sizes and rows are estimates of the servers.
-
-The schema revision of every shard, and rollouts in progress.
-
-With the ``alembic.ini`` of the application a shard is compared with the newest
-revision, as ``sqla-shard schema status`` does.  Without it the revisions that
-shards have are shown, and which of them were interrupted or are running.
-
-The versions of the topology, and the differences between them, drawn.
-
-The history of a topology in ZooKeeper is read there.  A file has no history:
-then the versions that this process has seen are shown.
 """
 
 from __future__ import annotations
@@ -283,6 +264,12 @@ class Sizes:
 class ServerReader:
     """Reads all servers of a topology.
 
+    A server that does not respond in time has an error instead of a state, and
+    delays no other.  Each read opens a connection of its own: those of the pools
+    may all wait for a server that hangs.
+
+    Sizes and rows are estimates of the servers.
+
     :param environ: values of the placeholders in URLs.
     :param accounts: accounts of an operator, who may see the replication of
         standbys; None for the account of the application.
@@ -384,6 +371,13 @@ class ServerReader:
                 if name not in SYSTEM
             }
 
+
+# -- The schema revision of every shard, and rollouts in progress.
+#
+# With the `alembic.ini` of the application a shard is compared with the
+# newest revision, as `sqla-shard schema status` does.  Without it the
+# revisions that shards have are shown, and which of them were interrupted
+# or are running.
 
 AT_REVISION = "at this revision"
 
@@ -607,6 +601,9 @@ class Change:
 
 class TopologyHistory:
     """The versions of the topology of a cluster.
+
+    The history of a topology in ZooKeeper is read there.  A file has no history:
+    then the versions that this process has seen are shown.
 
     :param location: location of the topology; None if it is not known.
     :param placeholders: allowed names in ``${NAME}``.

@@ -1,6 +1,6 @@
-"""Statements as text, read without executing Python.
+"""Statements as text, of Python and of SQL, read without executing any.
 
-A browser must not be able to run code in this process, so the text is not
+A browser must not be able to run code in this process, so Python is not
 passed to ``eval()``: its syntax tree is walked, and only the names, methods
 and operators listed here are followed.  Nothing here connects to a server.
 
@@ -8,17 +8,6 @@ and operators listed here are followed.  Nothing here connects to a server.
 
     reader = StatementReader([Board, Pin])
     reader.read("select(Pin).where(Pin.board_id == 241294492511762325)")
-
-SQL as text, as servers log it: where it runs, by the databases it names.
-
-The package does not parse SQL: a session refuses ``text()`` without a shard,
-because only the application knows it.  A statement of a server's log or
-process list has the name of a database before each table, and each database is
-a virtual shard::
-
-    SELECT ... FROM db03429.pins WHERE pins.local_id = 7075733
-
-Nothing is sent to a server, and no class has to be known.
 """
 
 from __future__ import annotations
@@ -317,6 +306,17 @@ def _is_sql(value: Any) -> bool:
     """Return whether a value is a part of a statement."""
     return isinstance(value, ClauseElement) or hasattr(value, "__clause_element__")
 
+
+# -- SQL as text, as servers log it: where it runs, by the databases it names.
+#
+# The package does not parse SQL: a session refuses `text()` without a shard,
+# because only the application knows it.  A statement of a server's log or
+# process list has the name of a database before each table, and each database is
+# a virtual shard:
+#
+#     SELECT ... FROM db03429.pins WHERE pins.local_id = 7075733
+#
+# Nothing is sent to a server, and no class has to be known.
 
 _READERS: Mapping[type[ast.expr], Callable[[_Walk, Any], Any]] = {
     ast.Constant: _Walk.constant,

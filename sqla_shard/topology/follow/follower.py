@@ -1,10 +1,4 @@
-"""The follower of a topology source, and the interface of sources.
-
-The last good topology, in a file on this machine.
-
-It is an ordinary topology file, with unexpanded placeholders.  It is replaced
-atomically, so readers never see an incomplete file.
-"""
+"""The follower of a topology source, and the interface of sources."""
 
 from __future__ import annotations
 
@@ -62,6 +56,9 @@ def default_path(name: str) -> Path:
 
 class Snapshot:
     """A file with the last good topology.
+
+    It is an ordinary topology file, with unexpanded placeholders.  It is replaced
+    atomically, so readers never see an incomplete file.
 
     Several processes may share it.
 

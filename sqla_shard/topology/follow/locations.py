@@ -10,8 +10,6 @@ ZooKeeper, any other one a file::
 Credentials are not part of a location, since messages show it.  They are read
 from the environment variable ``SQLA_SHARD_ZOOKEEPER_AUTH``, such as
 ``digest:user:password``.
-
-Sources that are polled, and fixed topologies.
 """
 
 from __future__ import annotations

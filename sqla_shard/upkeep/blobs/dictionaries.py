@@ -1,15 +1,4 @@
-"""Dictionaries: stored, trained, and what is compressed with them.
-
-The dictionaries of a table in the databases of its virtual shards.
-
-Training of a dictionary from rows of a table.
-
-Rows are read from random places of random shards of all servers, in parallel,
-until there are enough or the time is over.  One fifth of them are not used for
-training: the ratio that is reported is theirs, as it will be for new rows.
-
-Numbers of rows and bytes, by the dictionary with which they are written.
-"""
+"""Dictionaries: stored, trained, and what is compressed with them."""
 
 from __future__ import annotations
 
@@ -64,6 +53,8 @@ from sqla_shard.types.compression import (
 )
 
 T = TypeVar("T")
+
+# -- The dictionaries of a table in the databases of its virtual shards.
 
 #: Number of attempts to write a shard; the caller can repeat all.
 _ATTEMPTS = 3
@@ -427,6 +418,13 @@ def deactivate(cluster: Cluster, cls: Any) -> ActivationReport:
     )
 
 
+# -- Training of a dictionary from rows of a table.
+#
+# Rows are read from random places of random shards of all servers, in
+# parallel, until there are enough or the time is over.  One fifth of them
+# are not used for training: the ratio that is reported is theirs, as it
+# will be for new rows.
+
 #: Sizes of the dictionaries that are compared, in bytes.
 _SIZES = (8192, 16_384, 32_768, 65_536, 112_640)
 
@@ -732,6 +730,9 @@ def _sample_shard(
                 break
             start = rows[-1][0] + 1 if is_small else chooser.randint(lowest, highest)
     return list(found.values())[:wanted]
+
+
+# -- Numbers of rows and bytes, by the dictionary with which they are written.
 
 
 @dataclass(kw_only=True)
