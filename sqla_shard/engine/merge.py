@@ -484,8 +484,8 @@ class Merge:
         rule = self.combine
         if rule is None or rule.columns is None:
             limits += [] if self.row_limit is None else [self.row_limit]
-        elif rule.split or rule.having is not None or self.counts:
-            # The result may have fewer rows.
+        elif rule.split or rule.texts or rule.having is not None or self.counts:
+            # The result may have fewer rows: MySQL groups some equal texts apart.
             return None
         elif self.limit is not None and self.limit <= (most_rows or 0):
             return None

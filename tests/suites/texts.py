@@ -204,6 +204,11 @@ class Texts:
         assert titles.scalars(ordered.limit(3)) == [8, 8, 4]
         large = ordered.having(func.count(Title.id) >= 8)
         assert titles.scalars(large) == [8, 8]
+        shown = groups.add_columns(german).options(scatter(max_rows=4))
+        found = titles.session.execute(shown)
+        assert sorted((n, text.strip()) for n, text in found) == [
+            *((2, "c"), (4, "b"), (8, ""), (8, "a"))
+        ]
         distinct = select(german).distinct().order_by(german)
         found = [text.strip() for text in titles.scalars(distinct)]
         assert found == ["", "a", "b", "c"]
