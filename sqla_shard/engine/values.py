@@ -187,8 +187,10 @@ def near(total: Decimal, count: int, own: Decimal) -> tuple[Decimal, Decimal]:
     :param own: the average of the same numbers, as a server returns it.
     """
     precise = _EXACTLY.divide(total, Decimal(count))
-    # Servers cut off the quotients, their sum in a temporary table, and its.
-    unit = Decimal(1).scaleb(-min(_places(own), _GROUP - 1))
+    # Servers cut off the quotients and that of their sum; a temporary table of
+    # MariaDB rounds the sum at each row to the places of the quotients.
+    places = max(_places(own) - _INCREMENT, 0)
+    unit = Decimal(1).scaleb(-min(places, _GROUP - 1))
     return precise - unit, precise + unit
 
 

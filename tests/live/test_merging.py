@@ -93,6 +93,16 @@ class TestNumbers:
                 want = _on_one_server(kept, f"{name}(x)", values)
                 assert str(found) == str(want)
 
+    def test_averages_of_quotients_that_temporary_tables_round(self, kept):
+        ours = _wares(kept, *[{"number": 2}] * 4)
+        made = select(Ware.number).where(ours).group_by(Ware.number)
+        made = made.having(func.avg(Ware.number / 3) > Decimal("0.66668"))
+        in_table = made.prefix_with("SQL_SMALL_RESULT")
+        one = kept.scalars(in_table, bind_arguments={"shard_id": 0}).all()
+        assert one == [2]
+        with pytest.raises(ScatterUnsupportedError, match=r"avg\(\)"):
+            kept.scalars(made)
+
     def test_floats_are_sorted_by_all_of_their_digits(self, kept):
         sizes = [16777215.0, 16777214.0, 16777213.0, 0.5]
         ours = _wares(kept, *[{"size": size} for size in sizes])
