@@ -19,6 +19,7 @@ from sqlalchemy.sql import visitors
 from sqlalchemy.sql.dml import Delete, Insert, Update
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.lambdas import LambdaElement
+from sqlalchemy.sql.selectable import TextualSelect
 
 from sqla_shard.engine import check_layout, limits_of, OPTION, overlap, Scatter
 from sqla_shard.engine.merge import Merge
@@ -96,7 +97,9 @@ def named_place(context: ORMExecuteState, session: ShardSession) -> Place | None
     name = context.bind_arguments.get("keyspace")
     shard_id = _named_shard(context)
     mapper = context.bind_arguments.get("mapper")
-    if mapper is not None and isinstance(context.statement, TextClause):
+    if mapper is not None and isinstance(
+        context.statement, (TextClause, TextualSelect)
+    ):
         # Nothing else names the tables of SQL as text.
         return session.place_for(mapper, shard_id, keyspace=name)
     if name is None and shard_id is None:

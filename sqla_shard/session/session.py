@@ -385,8 +385,8 @@ class ShardSession(ShardedSession):
             space = keyspace_of((), places)
         else:
             space = places.keyspace(None, "objects")
-        if space.kind == "global":
-            return places.place(space, 0)
+        if shard_id is None and space.kind == "global":
+            shard_id = 0
         if shard_id is None:
             name = space.name if table is None else str(table.name)
             raise NoShardKeyError(

@@ -356,15 +356,24 @@ class NamedKeyspaces:
         named = {"mapper": Country, "keyspace": "main"}
         assert session.connection(named) is not None
 
+    @pytest.mark.parametrize("typed", [False, True])
     def test_text_for_a_class_is_sent_to_its_keyspace(
-        self, session: ShardSession
+        self, session: ShardSession, typed: bool
     ) -> None:
-        one = text("SELECT 1")
+        one: Any = text("SELECT place FROM __sqla_shard__.notes")
+        if typed:
+            one = one.columns(notes.c.place)
         with pytest.raises(exc.NoShardKeyError):
             session.execute(one, bind_arguments={"mapper": User})
-        named = {"mapper": User, "shard_id": 1}
-        assert session.scalar(one, bind_arguments=named) == 1
+        for name, named in (
+            ("objects 3", {"mapper": User, "shard_id": 3}),
+            ("other 0", {"mapper": Region}),
+            ("other 0", {"mapper": Region, "shard_id": 0}),
+        ):
+            assert session.scalar(one, bind_arguments=named) == name
         with pytest.raises(exc.KeyspaceMismatchError):
             session.execute(one, bind_arguments={"mapper": User, "keyspace": "main"})
+        with pytest.raises(exc.UnknownShardError, match="7"):
+            session.execute(one, bind_arguments={"mapper": Region, "shard_id": 7})
         with pytest.raises(UnmappedClassError, match="On"):
             session.execute(one, bind_arguments={"mapper": On})
