@@ -91,18 +91,32 @@ _MOVES_DATA = re.compile(
 _TEMPORARY = re.compile(r"(?:CREATE|DROP)\s+(?:OR\s+REPLACE\s+)?TEMP", re.I)
 _SELECT = re.compile(r"\bSELECT\b", re.I)
 _TRUNCATE = re.compile(r"TRUNCATE\b", re.I)
-# The body belongs to the one object.  DROP SEQUENCE may name several.
+_OF = r"\s+(?:AGGREGATE\s+)?(?:DEFINER\s*=\s*\S+\s+)?(?:AGGREGATE\s+)?"
+# The statements of a body belong to the one object; those after another
+# semicolon do not.  DROP SEQUENCE may name several.
 _PROGRAM = re.compile(
-    r"(?:CREATE|ALTER|DROP(?!\s+SEQUENCE))\s+(?:AGGREGATE\s+)?"
-    r"(?:DEFINER\s*=\s*\S+\s+)?(?:AGGREGATE\s+)?"
-    r"(?:TRIGGER|PROCEDURE|FUNCTION|EVENT|SEQUENCE)\b",
-    re.I,
+    rf"(?:CREATE|ALTER|DROP(?!\s+SEQUENCE)){_OF}"
+    r"(?:TRIGGER|PROCEDURE|FUNCTION|EVENT|SEQUENCE)\b[^;]*$|"
+    rf"(?:CREATE{_OF}(?:TRIGGER|PROCEDURE|FUNCTION)|(?:CREATE|ALTER){_OF}EVENT)\b"
+    r".*\bEND(?:\s+\w+){0,2}$",
+    re.I | re.S,
 )
 # What has other statements, whose errors are its own.
 _OUTER = re.compile(r"(?:CALL|EXECUTE|SET)\b|.*;", re.I | re.S)
 _CALLED = re.compile(rf"CALL\s+({_NAME})", re.I)
 #: Numbers of the errors of a text, and of a procedure that there is not.
 _SYNTAX, _NO_PROCEDURE = 1064, 1305
+# Errors with which a statement that has taken effect can end: KILL, a limit of
+# time or a shutdown, such as while it waits for a standby to acknowledge; and a
+# binary log that cannot be written.
+_MAY_BE_DONE = frozenset(
+    [
+        *(1053, 1317, 1927),  # shutdown, KILL QUERY, KILL
+        *(1969, 3024),  # max_statement_time, MAX_EXECUTION_TIME
+        *(3, 1021, 1026, 1180, 1598),  # write, disk full, commit, binary log
+        *range(2000, 3000),  # of the client
+    ]
+)
 _MAIN = re.compile(r"[()]|\b(?:SELECT|INSERT|UPDATE|DELETE|REPLACE)\b", re.I)
 _IF = r"(?:IF\s+(?:NOT\s+)?EXISTS\s+)?"
 _CREATE = (
@@ -195,7 +209,7 @@ def is_refused(statement: str, error: BaseException | None, database: str) -> bo
     :param database: the current database.
     """
     number, reason, *_ = (*error.args, None, None) if error else (None, None)
-    if not isinstance(number, int) or 2000 <= number < 3000:  # of the client
+    if not isinstance(number, int) or number in _MAY_BE_DONE:
         return False
     if read(statement).is_whole:
         return True
@@ -206,7 +220,8 @@ def is_refused(statement: str, error: BaseException | None, database: str) -> bo
         *qualified, name = map(_plain, _ONE_PART.findall(called[1]))
         path = ".".join((*(qualified or (database.lower(),)), name))
         return str(reason).lower() == f"procedure {path} does not exist"
-    return number == _SYNTAX and _OUTER.match(text) is None
+    has_others = _OUTER.match(text) or _EXECUTED.search(statement)
+    return number == _SYNTAX and not has_others
 
 
 def _without(statement: str, *kinds: str) -> str:

@@ -216,6 +216,12 @@ def test_rows_that_a_statement_returns_may_be_read():
         ("RENAME TABLE a TO c, b TO a, c TO b", True),
         ("GRANT SELECT ON *.* TO a, b", False),
         ("DELETE FROM a; CREATE TRIGGER t BEFORE INSERT ON a", False),
+        ("create procedure p() r: LOOP SELECT 1; LEAVE r; END LOOP `r`;", True),
+        ("ALTER EVENT e DO BEGIN DELETE FROM a; DELETE FROM b; END", True),
+        # The second statement is another one.
+        ("DROP TRIGGER t; CREATE PROCEDURE p() BEGIN SELECT 1; END", False),
+        ("ALTER PROCEDURE p COMMENT ''; BEGIN NOT ATOMIC DELETE FROM a; END", False),
+        ("CREATE EVENT e ON SCHEDULE EVERY 1 DAY DO DELETE FROM a; CRATE", False),
     ],
 )
 def test_texts_refused_as_a_whole(statement, is_whole):
@@ -241,7 +247,14 @@ def test_texts_refused_as_a_whole(statement, is_whole):
         ("CALL fill()", 1305, "PROCEDURE db1.other does not exist", False),
         ("CALL fill()", 1305, "PROCEDURE db2.fill does not exist", False),
         ("CALL fill()", 1305, "FUNCTION db1.fill does not exist", False),
+        ("/*!50003 CALL fill() */", 1064, "syntax", False),
+        ("DROP TRIGGER IF EXISTS t; UPDATE a SET n = 1; CRATE", 1064, "", False),
         ("CREATE TABLE a AS SELECT 1", 1050, "it exists", True),
+        # It may have been done, and have waited for a standby to acknowledge.
+        *(
+            ("RENAME TABLE a TO c, b TO a, c TO b", number, "its end", False)
+            for number in (3, 1021, 1026, 1053, 1180, 1317, 1598, 1927, 1969, 3024)
+        ),
         # The connection may have been lost after it.
         ("CREATE TABLE a AS SELECT 1", 2013, "lost", False),
         ("CREATE TABLE a AS SELECT 1", "odd", "a client's", False),
