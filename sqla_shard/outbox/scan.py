@@ -76,16 +76,18 @@ def _on_server(
     lacking = group
     while group and lacking:
         try:
-            with ShardSession(cluster=cluster) as session:
-                return read(session, group), unreachable
-        except ShardMissingError as error:
-            # The others may have rows.
-            lacking = _lacking(cluster, group, error)
-            missed = [place for place in lacking if not is_empty(place, error)]
-            if missed:
-                unreachable.append(UnreachableServer.of(missed, error))
-            gone = {place.address for place in lacking}
-            group = [place for place in group if place.address not in gone]
+            try:
+                with ShardSession(cluster=cluster) as session:
+                    return read(session, group), unreachable
+            except ShardMissingError as error:
+                # The others may have rows.  The server, which is asked again,
+                # may be lost by now.
+                lacking = _lacking(cluster, group, error)
+                missed = [place for place in lacking if not is_empty(place, error)]
+                if missed:
+                    unreachable.append(UnreachableServer.of(missed, error))
+                gone = {place.address for place in lacking}
+                group = [place for place in group if place.address not in gone]
         except SQLAlchemyError as error:
             return [], [*unreachable, UnreachableServer.of(group, error)]
     rows: list[T] = []

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, text
+from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard.dialects.sql import ServerTime
+from sqla_shard.dialects.sqlite import SQLiteCatalogue
+from sqla_shard.exc import ServerUnreachableError
 from sqla_shard.outbox import apply
 from sqla_shard.outbox.tables import INTENTS
 from tests.models.operation_models import (
@@ -112,6 +115,30 @@ def test_undefined_operations_are_reported(cluster, topology, ids, tmp_path):
     assert (one["token"], one["is_known"]) == (token, False)
     assert one["arguments"] == {"account_id": ids[6], "text": "it"}
     assert entries(cluster) == {}
+
+
+@pytest.mark.parametrize("asked", ["having", "databases"])
+def test_a_server_is_lost_after_a_table_was_missing(
+    cluster, topology, ids, monkeypatch, asked
+):
+    token = leave(cluster, ids)
+    with cluster.begin() as session:
+        drop = text(f"DROP TABLE {INTENTS.name}")
+        session.execute(drop, bind_arguments={"shard_id": 6})
+
+    def lost(*arguments: Any) -> None:
+        error = OperationalError("SELECT 1", {}, Exception(2013, "lost"))
+        raise ServerUnreachableError(server="server2", error=error)
+
+    # As on a server: on SQLite each file is read.
+    monkeypatch.setattr(SQLiteCatalogue, "having", lambda *arguments: ())
+    monkeypatch.setattr(SQLiteCatalogue, asked, lost)
+    found = repair(topology, "--dry-run", "--json")
+    document = json.loads(found.stdout)
+    assert [one["token"] for one in document["pending"]] == [token]
+    (one,) = document["unreachable"]
+    assert (one["server"], one["reason"], one["responds"]) == ("server2", "lost", False)
+    assert one["shards"] == {"objects": "6"}
 
 
 def test_a_failure_is_reported(cluster, topology, ids, monkeypatch):
