@@ -125,9 +125,12 @@ class UnreachableServer:
 
 
 def each_once(servers: Iterable[UnreachableServer]) -> tuple[UnreachableServer, ...]:
-    """Return each server once, with all of its shards and the first cause."""
+    """Return each server once, with all of its shards and the first cause.
+
+    That it does not respond comes before what a shard lacks.
+    """
     found: dict[tuple[str, str], UnreachableServer] = {}
-    for one in servers:
+    for one in sorted(servers, key=lambda one: one.cause.responds):
         key = one.server, one.role
         if before := found.get(key):
             addresses = (*before.addresses, *one.addresses)

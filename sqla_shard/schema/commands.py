@@ -29,7 +29,6 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.unreachable import (
     Cause,
     cause_of,
-    each_once,
     unreachable_values,
     UnreachableServer,
 )
@@ -51,7 +50,7 @@ from sqla_shard.schema.ledger import (
     Version,
     without_ledger,
 )
-from sqla_shard.schema.reports import Progress, RunReport
+from sqla_shard.schema.reports import Progress, RunReport, servers_of
 from sqla_shard.schema.selection import RunOptions, Shard, shards_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.keyspaces import as_ranges
@@ -138,15 +137,8 @@ class StatusReport:
     @property
     def unreachable(self) -> tuple[UnreachableServer, ...]:
         """The servers of the shards that could not be read."""
-        return each_once(
-            UnreachableServer(
-                server=one.server,
-                cause=one.cause or Cause(one.condition),
-                addresses=((self.keyspace, one.shard_id),),
-            )
-            for one in self.shards
-            if one.condition in NOT_READ
-        )
+        found = (one for one in self.shards if one.condition in NOT_READ)
+        return servers_of(self.keyspace, found)
 
     def histogram(self) -> dict[tuple[str, ...], list[int]]:
         """Return the shard ids by their current revisions."""
@@ -198,13 +190,12 @@ class StatusReport:
             if one.condition in (CURRENT, BEHIND):
                 in_order.setdefault(name, []).append(one)
                 continue
-            where = f", {name}" if revisions else ""
+            is_known = revisions and one.condition != UNREACHABLE
+            where = f", {name}" if is_known else ""
             others.setdefault(f"{one.condition}{where}", []).append(one)
         for name, found in (*in_order.items(), *others.items()):
             if found[0].condition == UNREACHABLE:
-                yield from (
-                    f"  {one}" for one in self.unreachable if not one.cause.responds
-                )
+                yield from (f"  {one}" for one in servers_of(self.keyspace, found))
                 continue
             ids = as_ranges(one.shard_id for one in found)
             yield f"  {len(found):6} {name}: {ids}"
@@ -213,19 +204,16 @@ class StatusReport:
 
 def _details(found: Sequence[ShardStatus]) -> Iterator[str]:
     """Yield the details of shards in one condition."""
-    if found[0].condition not in NOT_READ:
+    if found[0].condition != MISSING:
         for one in found[:5]:
             if one.detail:
                 yield f"         {one.database}: {one.detail}"
         return
-    # One line for each server that is down.
-    by_server: dict[str, list[ShardStatus]] = {}
+    by_server: dict[str, list[int]] = {}
     for one in found:
-        by_server.setdefault(one.server, []).append(one)
+        by_server.setdefault(one.server, []).append(one.shard_id)
     for server, its in by_server.items():
-        ids = as_ranges(one.shard_id for one in its)
-        detail = " ".join((its[0].detail or "").split())
-        yield f"         {server}: {ids}{': ' if detail else ''}{detail}"
+        yield f"         {server}: {as_ranges(its)}"
 
 
 def _status(environment: Environment, steps: Any) -> StatusReport:

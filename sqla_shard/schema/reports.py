@@ -144,15 +144,8 @@ class RunReport:
     @property
     def unreachable(self) -> tuple[UnreachableServer, ...]:
         """The servers of the shards that could not be read."""
-        return each_once(
-            UnreachableServer(
-                server=one.server,
-                cause=one.cause or Cause(one.state.value),
-                addresses=((self.keyspace, one.shard_id),),
-            )
-            for one in self.outcomes
-            if one.state in NOT_READ
-        )
+        found = (one for one in self.outcomes if one.state in NOT_READ)
+        return servers_of(self.keyspace, found)
 
     def of(self, state: State) -> list[Outcome]:
         """Return the outcomes with a state."""
@@ -183,7 +176,8 @@ class RunReport:
             f"{'' if total == 1 else 's'} of {self.keyspace} in "
             f"{self.seconds:.1f} s{' (interrupted)' * self.interrupted}"
         )
-        yield from (str(one) for one in self.unreachable if not one.cause.responds)
+        lost = servers_of(self.keyspace, self.of(State.UNREACHABLE))
+        yield from map(str, lost)
         for state in State:
             found = self.of(state)
             if found and state is not State.UNREACHABLE:
@@ -192,6 +186,21 @@ class RunReport:
         yield from _failures(self.outcomes)
         if self.topology_error is not None:
             yield f"repeat the command: {self.topology_error}"
+
+
+def servers_of(keyspace: str, shards: Iterable[Any]) -> tuple[UnreachableServer, ...]:
+    """Return the servers of shards that could not be read.
+
+    :param shards: the outcome or the status of each.
+    """
+    return each_once(
+        UnreachableServer(
+            server=one.server,
+            cause=one.cause or Cause(State.MISSING.value),
+            addresses=((keyspace, one.shard_id),),
+        )
+        for one in shards
+    )
 
 
 _SHOWN = 10

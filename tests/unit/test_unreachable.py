@@ -11,12 +11,16 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard.engine.unreachable import (
+    Cause,
     cause_of,
     for_each_shard,
     unreachable_lines,
+    unreachable_values,
     UnreachableServer,
 )
 from sqla_shard.exc import ClusterClosedError, ServerUnreachableError
+from sqla_shard.schema import ShardStatus, StatusReport
+from sqla_shard.schema.reports import Outcome, RunReport, State
 
 
 @pytest.mark.parametrize("count", [1, 2000])
@@ -90,3 +94,47 @@ def test_each_server_is_there_once() -> None:
         "server2 unreachable (2003): 3 shards 1-2, 5: refused",
         "server2 (standby) unreachable (2003): 2 shards 1-2: refused",
     ]
+
+
+def test_that_a_server_is_lost_comes_before_what_a_shard_lacks() -> None:
+    lacks = replace(unreachable(lost(2003, ""), 0), cause=Cause("no such database"))
+    (found,) = unreachable_values([lacks, unreachable(lost(2003, "refused"), 1)])
+    assert (found["reason"], found["responds"]) == ("refused", False)
+    assert found["shards"] == {"objects": "0-1"}
+
+
+@pytest.mark.parametrize("revisions", [("0001",), ()])
+def test_reports_name_a_lost_server_whose_other_shard_lacks_its_database(
+    revisions: tuple[str, ...],
+) -> None:
+    cause = cause_of(lost(2003, "refused"))
+    shards: list[tuple[State, dict[str, Any]]] = [
+        (state, {"shard_id": n, "server": "server1", "database": "", "cause": cause})
+        for n, state in enumerate([State.MISSING, *2 * [State.UNREACHABLE]])
+    ]
+    shards[0][1]["cause"] = None
+    run = RunReport(
+        command="upgrade",
+        target="head",
+        keyspace="objects",
+        outcomes=tuple(Outcome(state=state, **more) for state, more in shards),
+        seconds=0,
+    )
+    # It was lost after the revisions of the last shard were read.
+    known = ((), (), revisions)
+    status = StatusReport(
+        keyspace="objects",
+        heads=(),
+        shards=tuple(
+            ShardStatus(condition=state.value, revisions=its, **more)
+            for its, (state, more) in zip(known, shards, strict=True)
+        ),
+        seconds=0,
+    )
+    for report in (run, status):
+        text = str(report)
+        assert text.count("server1 unreachable (2003): 2 shards 1-2: refused") == 1
+        assert "1 no such database: 0" in text
+        assert "not reached" not in text
+        (found,) = report.as_dict()["unreachable"]
+        assert (found["reason"], found["shards"]) == ("refused", {"objects": "0-2"})
