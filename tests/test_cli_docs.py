@@ -83,6 +83,12 @@ def test_help_and_completion_import_no_sqlalchemy(arguments):
     )
 
 
+def test_help_without_docstrings():
+    command = [sys.executable, "-OO", "-m", "sqla_shard.cli", "--help"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "\n  schema " in done.stdout
+
+
 def test_completion_of_names_imports_no_command():
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "sqla_shard.cli"],

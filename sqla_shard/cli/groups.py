@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from types import CodeType
@@ -113,9 +114,9 @@ def _docstrings(module: str) -> dict[str, str]:
     name = f"sqla_shard.cli.{module}"
     spec = PathFinder.find_spec(name, [os.path.dirname(__file__)])
     loader: Any = spec and spec.loader
-    # The first constant of a function is its docstring.
+    # The first constant of a function is its docstring, unless -OO removes it.
     return {
-        one.co_name: one.co_consts[0]
+        one.co_name: "" if sys.flags.optimize > 1 else one.co_consts[0]
         for one in loader.get_code(name).co_consts
         if isinstance(one, CodeType)
     }
