@@ -138,8 +138,19 @@ def _options_of_errors(app: Any, docname: str, source: list[str]) -> None:
         source[0] = re.sub(entry, options, source[0])
 
 
+def _without_modules(
+    app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]
+) -> None:
+    """Leave out the modules of a folder, which readers of the source look for."""
+    if what == "module" and hasattr(found, "__path__"):
+        paragraphs = "\n".join(lines).split("\n\n")
+        shown = [p for p in paragraphs if not re.match(r"``\w+/?``(,|\s{2})", p)]
+        lines[:] = "\n\n".join(shown).split("\n")
+
+
 def setup(app: Any) -> None:
     """Register what is ours."""
     app.connect("missing-reference", _existing)
     app.connect("source-read", _unreleased)
     app.connect("source-read", _options_of_errors)
+    app.connect("autodoc-process-docstring", _without_modules)

@@ -5,8 +5,9 @@ a model, writes a topology file and opens a :class:`Cluster`; then every object
 is on the virtual shard of its 64-bit id.
 """
 
-# The layers of the package.  Each imports those above it and none below;
-# tests/test_layers.py checks that.
+# The folders of the package.  Each imports those above it here and none below;
+# tests/test_layers.py checks that.  The first one is at the bottom of the
+# picture in docs/explanation/package.rst.
 #
 #   util/        masking of secrets, files, forks, jitter
 #   exc/         every error

@@ -6,7 +6,8 @@ They are implemented in :mod:`sqla_shard.models`.
 from __future__ import annotations
 
 from sqla_shard.models import normalization
-from sqla_shard.models.lookup_mixin import Claim, LookupMixin
+from sqla_shard.models.claims import Claim
+from sqla_shard.models.lookup_mixin import LookupMixin
 from sqla_shard.models.normalization import Normalization
 from sqla_shard.models.registration import async_change, async_sign_up, change, sign_up
 

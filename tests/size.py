@@ -1,4 +1,4 @@
-"""``python -m tests.size`` prints how large the package is, by room.
+"""``python -m tests.size`` prints how large the package is, by folder.
 
 A line of code is a line with a token that is neither a comment nor part of a
 docstring.  The lines of a function are all from its ``def`` on.
@@ -60,7 +60,7 @@ def size_of(text: str) -> Size:
 
 
 def table(package: Path) -> Iterator[str]:
-    """Yield the lines and modules of each room, and what is true of all."""
+    """Yield the lines and modules of each folder, and what is true of all."""
     rooms: dict[str, list[Size]] = {}
     for path in sorted(package.rglob("*.py")):
         folders = path.relative_to(package).parts[:-1]
@@ -72,7 +72,7 @@ def table(package: Path) -> Iterator[str]:
     functions = [lines for size in every for lines in size.functions]
     names = Counter(name for size in every for name in size.classes)
     twice = sorted(name for name, times in names.items() if times > 1)
-    yield f"rooms {len(rooms)}"
+    yield f"folders {len(rooms)}"
     yield f"classes {names.total():,}, {len(twice)} names twice: {' '.join(twice)}"
     yield (
         f"functions {len(functions):,}, median {median(functions):.0f} lines,"

@@ -1,10 +1,13 @@
 """Row caches in memcached, Redis or memory, and their invalidation.
 
-:mod:`.protocol` defines how values are read, filled and invalidated; it uses
-the :mod:`.stores`.  :mod:`.regions` opens stores as regions of dogpile.cache,
-whose configuration may be in a file.  :mod:`.cache` is the cache of a cluster,
-with an instance of :mod:`.rows` or :mod:`.lists` for each class;
-:mod:`.functions` caches results of functions.
+``protocol``   how values are read, filled and invalidated
+``stores/``    what memcached and Redis have to do for it
+``regions``    opens stores as regions of dogpile.cache; their file
+``cache``      the cache of a cluster, with one object for each class:
+``rows``       objects by their ids
+``lists``      the first rows of each list
+``columns``    the columns of cached classes
+``functions``  results of functions of the application
 
 Keys that a store could not invalidate are in
 :mod:`sqla_shard.outbox.invalidations`.

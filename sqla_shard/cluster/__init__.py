@@ -7,6 +7,7 @@
 ``creation``         databases and tables, for development and tests
 ``explain``          the route of an id or a statement, and its dry run
 ``health``           the state of the servers
+``dictionaries``     search for the dictionary of a compressed blob
 ``cluster_events``   events for the application
 """
 

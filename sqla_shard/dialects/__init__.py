@@ -1,14 +1,14 @@
 """Support of MariaDB, MySQL and SQLite; no other module depends on the kind.
 
-``base``       the interface of a kind of server; passwords of an application
-``mysql``      MySQL and MariaDB: driver, catalogue and DDL
-``sqlite``     the same for SQLite files
-``sql``        constructs that the three spell differently
-``coding``     values beside a field, in the format of the field
+``base``          the interface of a kind of server; passwords of an application
+``mysql``         MySQL and MariaDB: driver, catalogue and DDL
+``sqlite``        the same for SQLite files
+``sql``           constructs that the three spell differently
+``coding``        values beside a field, in the format of the field
 ``result_types``  types of functions, precision and scale of computed numbers
-``sorting``    sort keys that compare in Python as on the server
-``numbers``    numbers as servers compute and return them
-``polling``    sockets of several servers, awaited in one thread
+``sorting``       sort keys that compare in Python as on the server
+``numbers``       numbers as servers compute and return them
+``polling``       sockets of several servers, awaited in one thread
 """
 
 from __future__ import annotations

@@ -151,6 +151,13 @@ and one warning::
 
     SAWarning (RuntimeWarning)
     └── UniquePerShardWarning           a constraint that shards can break
+
+``base``         the base classes, and values in messages
+``definitions``  ids, classes, topologies, objects, caches and lists
+``statements``   statements, scatters, transactions and operations
+``operations``   servers, moved shards and schema changes
+``blobs``        compressed blobs and dictionaries
+``systems``      jobs, fleets, migrations, follow graphs and feeds
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Integrations with other packages, and replacements for parts of them.
 
 ``flask``             Flask; requires the extra ``flask``
+``flask_pagination``  numbered pages of a select
+``flask_commands``    the commands ``flask shard``
 ``horizontal_shard``  replacement for the ``ShardedSession`` of SQLAlchemy
 ``opentelemetry``     OpenTelemetry; requires the extra ``opentelemetry``
 

@@ -1,7 +1,7 @@
 """Clients of a fleet: processes that follow its topology, and their sessions.
 
 Processes register themselves in ZooKeeper, with their epoch, see
-:mod:`sqla_shard.topology.zookeeper.registration`: agents, and clusters that
+:class:`~sqla_shard.topology.zookeeper.source.Registration`: agents, and clusters that
 follow ZooKeeper directly.  A process that reads the file of an agent is known
 by the agent, which is on the same machine.  Unknown are processes without
 permission, with ``register=False``, of older releases, and those without a

@@ -23,6 +23,10 @@ fleet", 2015).  It is the default, :data:`DEFAULT_LAYOUT`; an
 :class:`IdLayout` has other widths, and a :class:`TimeLayout` begins with the
 time, as at Instagram.  An id does not contain its layout: the same number is
 another object in another layout.
+
+``layout``         the bits of an id
+``time_layout``    ids that begin with the time
+``type_registry``  the type ids of classes
 """
 
 from __future__ import annotations

@@ -5,17 +5,18 @@ about, inserted by the transaction that writes the object.  Workers claim the
 rows of all shards, call the tasks, and acknowledge the jobs; a task that
 writes the shard of its job is acknowledged by the same transaction.
 
-``claims``        the states of a job; claims, and what their holders may write
-``survey``        which shards have due jobs; where a worker claims next
-``enqueue``       the shard, the options and the row of a new job
-``tasks``         the decorator ``task``: retries, periodic tasks
-``hints``         workers are notified of jobs after COMMIT
-``context``       the job that runs: what its task can do with it
-``runners``       the threads, and the event loop, of a worker: calls of tasks
-``queues``        counts, pauses and limits of queues
-``transactions``  transactions of a worker: outcomes go, new jobs come; cleanup
-``worker``        the loop of a worker
-``stored_jobs``   jobs by id, by key or of a queue: read, retried, deleted
+``claims``         the states of a job; claims, and what their holders may write
+``survey``         which shards have due jobs; where a worker claims next
+``enqueue``        the shard, the options and the row of a new job
+``tasks``          the decorator ``task``: retries, periodic tasks
+``hints``          workers are notified of jobs after COMMIT
+``hint_channels``  where hints are sent: between processes
+``context``        the job that runs: what its task can do with it
+``runners``        the threads, and the event loop, of a worker: calls of tasks
+``queues``         counts, pauses and limits of queues
+``transactions``   transactions of a worker: outcomes go, new jobs come; cleanup
+``worker``         the loop of a worker
+``stored_jobs``    jobs by id, by key or of a queue: read, retried, deleted
 """
 
 from __future__ import annotations

@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 #: Errors of a server.
 UNHEALTHY = (CommitUnknownError, ServerFencedError, ServerUnreachableError)
 
-_WINDOW = 20
+_LAST_OUTCOMES = 20
 
 #: A server has a rest after this many failures in its window, if they are
 #: more than a quarter of it.
 _FAILURES = 3
 
-_REST = 5.0
+_REST_SECONDS = 5.0
 
 
 class _Window:
     def __init__(self) -> None:
-        self.outcomes: deque[bool] = deque(maxlen=_WINDOW)
+        self.outcomes: deque[bool] = deque(maxlen=_LAST_OUTCOMES)
         self.rests_until: float | None = None
         self.error = ""
 
@@ -72,7 +72,7 @@ class _Window:
             self.rest()
 
     def rest(self) -> None:
-        self.rests_until = monotonic() + jittered(_REST, 0.2)
+        self.rests_until = monotonic() + jittered(_REST_SECONDS, 0.2)
 
     def allows(self) -> bool:
         if self.rests_until is None:

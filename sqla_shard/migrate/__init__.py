@@ -7,6 +7,7 @@ application writes them.
 
 ``declaration``    what the tables will be
 ``future``         the tables as the router will see them
+``exact_types``    columns as the server has their values
 ``report``         verdicts, and reports of them: files of many processes
 ``planner``        forms of statements, and the verdict of an execution
 ``shadow``         shadow mode: decides what is planned, and counts it

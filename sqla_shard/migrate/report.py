@@ -356,7 +356,7 @@ def _together(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
 
 # -- text
 
-_SHOWN: dict[Outcome, str] = {
+_OUTCOME_TEXTS: dict[Outcome, str] = {
     "single_shard": "single shard",
     "any_shard": "any shard",
     "global": "global keyspace",
@@ -384,7 +384,7 @@ def _summary_lines(report: Report) -> Iterator[str]:
     for name in OUTCOMES:
         count = report.outcomes.get(name, Count())
         yield (
-            f"  {_SHOWN[name]:<24}{count.statements:>9,}"
+            f"  {_OUTCOME_TEXTS[name]:<24}{count.statements:>9,}"
             f"{_percent(count.statements, total.statements):>9}"
             f"{_percent(count.seconds, total.seconds):>9} of the time"
         )
@@ -403,7 +403,7 @@ def _summary_lines(report: Report) -> Iterator[str]:
 
 def _all_site_lines(report: Report) -> Iterator[str]:
     sites = [one for one in report.sites if one.outcome not in _FINE]
-    for site in sorted(sites, key=_worst):
+    for site in sorted(sites, key=_severity):
         yield ""
         yield from _site_lines(site, report.total)
 
@@ -412,7 +412,7 @@ def _of_all(sampled: int, seen: int) -> str:
     return "" if sampled >= seen else f" (of {seen:,})"
 
 
-def _worst(site: Site) -> tuple[int, float]:
+def _severity(site: Site) -> tuple[int, float]:
     return -OUTCOMES.index(site.outcome), -site.count.seconds
 
 
@@ -456,7 +456,7 @@ def _counted(statements: int) -> str:
 def _site_lines(site: Site, total: Count) -> Iterator[str]:
     yield (
         f"{_short(site.file)}:{site.line}, in {site.function}: "
-        f"{_SHOWN[site.outcome]}, {_counted(site.count.statements)}, "
+        f"{_OUTCOME_TEXTS[site.outcome]}, {_counted(site.count.statements)}, "
         f"{_percent(site.count.seconds, total.seconds)} of the time"
     )
     text = " ".join(site.statement.split())

@@ -9,14 +9,17 @@
 ``object_definition``, ``object_mixin``
                       :class:`ObjectMixin`; ``active``, ``deactivate()`` and
                       ``restore()``
+``id_sources``, ``tickets``
+                      the ids of new objects: AUTO_INCREMENT, services
 ``keyspace_mixin``    :class:`KeyspaceMixin`, for plain models
 ``many_to_many``      many-to-many relationships, and the rows of their links
 ``mapping_definition``, ``mapping_list``, ``mapping_mixin``
                       :class:`MappingMixin`, ordered lists of objects
 ``list_positions``, ``list_pages``, ``list_changes``, ``inverse_mapping``
                       reads and changes of lists, and their reverse rows
+``spread_list``       lists whose rows are on several shards
 ``normalization``     policies of keys
-``lookup_table``, ``lookup_mixin``
+``lookup_table``, ``claims``, ``lookup_mixin``
                       :class:`LookupMixin`, objects found by a key
 ``registration``      :func:`sign_up` and :func:`change`
 ``reference``         tables with the same rows on every shard
@@ -31,9 +34,10 @@ from sqla_shard.models import (
     normalization,
 )
 from sqla_shard.models.blob_fields import blob_field
+from sqla_shard.models.claims import Claim
 from sqla_shard.models.keyspace_mixin import KeyspaceMixin
 from sqla_shard.models.list_changes import NarrowGap
-from sqla_shard.models.lookup_mixin import Claim, LookupMixin
+from sqla_shard.models.lookup_mixin import LookupMixin
 from sqla_shard.models.mapping_mixin import MappingMixin
 from sqla_shard.models.normalization import Normalization
 from sqla_shard.models.object_mixin import ObjectMixin

@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 #: Seconds for which a process writes with the dictionary that was active.
-SECONDS = 60.0
+DICTIONARY_SECONDS = 60.0
 
 _ACTIVE = select(TABLE.c.id).where(
     TABLE.c.name == bindparam("the_name"), TABLE.c.is_active == true()
@@ -84,7 +84,7 @@ _GONE: Any = object()
 """Stands for the JSON text of a field that was removed."""
 
 
-def name_of(table: Any) -> str | None:
+def dictionary_name(table: Any) -> str | None:
     """Return the name of the dictionary of a table.
 
     :returns: None if blobs of the table are not compressed.
@@ -121,7 +121,7 @@ event.listen(Mapper, "mapper_configured", _refuse_columns)
 
 def choose_dictionary(mapper: Mapper[Any], connection: Connection, target: Any) -> None:
     """Set the dictionary of the blob of an object that is written."""
-    name = name_of(mapper.local_table)
+    name = dictionary_name(mapper.local_table)
     if name is None:
         return
     session = object_session(target)
@@ -136,7 +136,7 @@ def choose_for_rows(
     session: ShardSession, table: Any, place: Place, rows: Iterable[Mapping[str, Any]]
 ) -> None:
     """Set the dictionary of the blobs of rows of an INSERT."""
-    name = name_of(table)
+    name = dictionary_name(table)
     if name is None:
         return
     found = _active(session._view(place), session.places, place, name)
@@ -156,7 +156,7 @@ def _active(
     now = monotonic()
     if found is None or found[1] <= now:
         dictionary = _read(connection, name)
-        found = known[key] = dictionary, now + SECONDS
+        found = known[key] = dictionary, now + DICTIONARY_SECONDS
     return found[0]
 
 

@@ -28,7 +28,7 @@ from sqla_shard.exc import (
     KeyNotHeldError,
     KeyPendingError,
 )
-from sqla_shard.models.lookup_mixin import (
+from sqla_shard.models.claims import (
     calls_of,
     check_older,
     Claim,

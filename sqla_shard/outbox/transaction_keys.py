@@ -16,7 +16,7 @@ A transaction of ``cross_shard="ordered"`` has a COMMIT on each server.  Before
 the first one it inserts a *part* on each server that it writes, with the same
 random number, its position in the order, and the key; the first part is its
 mark.  If a process dies between two COMMITs, the first parts exist without the
-others (see below).
+others (:func:`find_halves`).
 
 A key is known on one shard.  Transactions with the same key that write
 different shards first, such as two that each create an object on a random

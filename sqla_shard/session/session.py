@@ -313,7 +313,7 @@ class ShardSession(ShardedSession):
         return [getter_of(mapper).place(self.places, primary_key).shard_id]
 
     def execute_chooser(self, context: ORMExecuteState) -> list[int]:
-        """Return the shards of a statement; see :mod:`.routing`."""
+        """Return the shards of a statement; see :mod:`sqla_shard.planning`."""
         found = route(context.statement, context.parameters, self.places)
         return list(found.shards)
 
@@ -506,7 +506,7 @@ class ShardSession(ShardedSession):
     _cache_connection: Connection | None = None
     #: The views of the running flush, if any.
     _flush_views: dict[Place, ShardView] | None = None
-    # By class, for the running flush; see new_ids.
+    # By class, for the running flush: the attribute that a service gives ids.
     issued_attributes: dict[Mapper[Any], str | None]
 
     def _connection_for_bind(

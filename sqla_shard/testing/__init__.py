@@ -16,6 +16,20 @@ The servers need MySQL or MariaDB on the machine and PyMySQL (the extra
 memcached, :class:`RedisServer` Redis.  :func:`sqlite_topology`,
 :class:`StatementLog`, :class:`ShardLint` and :class:`Proxy` need none of
 these, so the names below are imported when they are used.
+
+``plugin``                the pytest plugin: fixtures, the linter, shadow mode
+``local_server``          a server process, and the programs of each kind
+``database_server``       a database server, its accounts, its log of statements
+``mysql``                 MySQL, and MariaDB
+``server_fleet``          fleets of servers, and primaries with standbys
+``cache_servers``         memcached and Redis
+``zookeeper``             ZooKeeper, one server or an ensemble
+``proxy``, ``_proxying``  a network that is slow, or is cut; its process
+``_guard``                a process that removes servers of a run that was killed
+``topology_documents``    topologies of SQLite files and of servers
+``statement_log``         the statements that SQLAlchemy sends
+``lint``                  finds statements that become slow as shards are added
+``job_runs``              jobs that were enqueued, and running them
 """
 
 from __future__ import annotations

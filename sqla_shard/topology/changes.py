@@ -1,26 +1,22 @@
-"""The differences between two topologies.
+"""The differences between two topologies, those that are refused, and history.
 
 :func:`diff` compares by ranges, so that 65,536 shards cost no more than the
 servers that hold them.  Servers are compared by keyspace and name.  Opening
 shards moves none: ids keep their shard, and shards keep their server and
 database unless the difference contains a change of them.
 
-Changes that a new topology must not make to the one in use.
-
-A topology does not move data.  The changes that are refused here would leave
+A topology does not move data.  The changes that :func:`refusals` returns would leave
 rows where no statement finds them, and no option allows them.  Adding and
 removing servers, and moving and opening shards, is accepted: the data has to
 be moved before such a topology is published.
 
 A process may have missed some versions, and compares its own with the newest.
-So :func:`refusals` must accept in one step whatever it accepts in two, or that
+So it must accept in one step whatever it accepts in two, or that
 process would keep the old topology.  :func:`exchanges` does not have this
 property; it is for publishing, which compares a version with the next one.
 
 Two primaries for one shard within a topology are refused when it is parsed:
 overlapping ranges, and servers of a keyspace with the same address.
-
-The history of a topology: when it was published, by whom, and why.
 """
 
 from __future__ import annotations

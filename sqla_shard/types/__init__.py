@@ -2,6 +2,7 @@
 
 ``tracking``      JSON containers that detect changes; checks of JSON values
 ``blob``          :class:`JSONBlob`
+``compression``   the format of compressed blobs, and dictionaries
 ``shard_bound``   bind parameters whose value depends on the shard
 ``object_ids``    :class:`ShardedId` and :class:`ObjectRef`
 ``columns``       :class:`LookupKey`, :class:`Sequence38`,

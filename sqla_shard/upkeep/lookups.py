@@ -19,7 +19,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unreachable import complete, for_each_shard, UnreachableServer
 from sqla_shard.exc import InvalidKeyError, KeyTakenError, LookupPolicyError
 from sqla_shard.models import LookupMixin
-from sqla_shard.models.lookup_mixin import add_key, claim, give_key, LIFETIME, locked
+from sqla_shard.models.claims import add_key, claim, give_key, LIFETIME, locked
 from sqla_shard.models.lookup_table import (
     link,
     LookupAccess,

@@ -8,6 +8,11 @@ removed its token: each writer is protected until the end of its COMMIT.
 
 A store does not raise an error if a node does not respond: it returns the
 keys for which an operation failed.
+
+``memcached``       nodes of memcached, by pymemcache
+``memcached_node``  one node, and its connections
+``redis``           a Redis server
+``dogpile``         the backend ``sqla_shard.memcached`` of dogpile.cache
 """
 
 from __future__ import annotations

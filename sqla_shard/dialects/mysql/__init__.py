@@ -17,6 +17,14 @@ the session is closed.  No trigger may give ids to new rows of a table with
 AUTO_INCREMENT: where it gives them to all rows of an INSERT, this is an error;
 where to some, objects would have the ids of others.  Both servers return
 ids to ``insert().returning()``; what MySQL cannot return is refused.
+
+``driver``                   timeouts, authentication and errors of the drivers
+``pymysql_connections``      connections of PyMySQL
+``mysqlclient_connections``  connections of mysqlclient
+``asyncmy_connections``      connections of asyncmy
+``new_keys``                 the ids of new rows on MySQL
+``catalogue``                databases and definitions of tables
+``ddl``                      changes of tables
 """
 
 from __future__ import annotations

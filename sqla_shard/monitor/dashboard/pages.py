@@ -70,7 +70,7 @@ from sqla_shard.util.processes import in_children
 # a token in the signed session; browsers also say where a request comes
 # from, and one from another site is refused.
 
-_TOKEN = "sqla_shard_dashboard"  # noqa: S105  # the name of a key
+_TOKEN = "sqla_shard_dashboard_token"  # noqa: S105  # the name of a key
 
 _FIELD = "token"
 

@@ -7,6 +7,7 @@ SQLAlchemy, and only ``source`` and ``store`` do it here.
 ``store``         nodes as they are read and written
 ``publications``  the published topology, its history, and its rules
 ``publisher``     publishes a topology by compare-and-set
+``message_node``  the last message of some processes, which others hear of
 """
 
 from __future__ import annotations

@@ -285,7 +285,7 @@ class ZooKeeperSource:
         ``os.environ`` at each load.
     :param register: what a node of this process says about it besides its
         epoch; None for no node.  See
-        :mod:`sqla_shard.topology.zookeeper.registration`.
+        :class:`.Registration`.
     """
 
     interval: float | None = None

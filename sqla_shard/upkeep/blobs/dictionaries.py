@@ -37,7 +37,7 @@ from sqla_shard.engine.unreachable import (
 )
 from sqla_shard.exc import ClassDefinitionError, DictionaryError
 from sqla_shard.models import ObjectMixin
-from sqla_shard.models.blob_writes import name_of, SECONDS
+from sqla_shard.models.blob_writes import dictionary_name, DICTIONARY_SECONDS
 from sqla_shard.outbox.tables import DICTIONARIES as DICTIONARY_TABLE
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
@@ -103,7 +103,7 @@ class Blobs:
         mapper = inspect(cls, raiseerr=False)
         name = None
         if mapper is not None and issubclass(cls, ObjectMixin):
-            name = name_of(mapper.local_table)
+            name = dictionary_name(mapper.local_table)
         if name is None:
             raise ClassDefinitionError(
                 "its blobs are not compressed; it must be an object class "
@@ -171,7 +171,7 @@ class ActivationReport:
         what = "JSON" if self.version is None else f"version {self.version}"
         first = (
             f"{self.name}: {self.shards:,} shards write {what}; every "
-            f"process does so within {SECONDS:.0f} seconds"
+            f"process does so within {DICTIONARY_SECONDS:.0f} seconds"
         )
         return "\n".join([first, *unreachable_lines(self.unreachable)])
 
