@@ -375,10 +375,11 @@ class Replication(ABC):
             return None
         row = rows[0]
         source, replica = self.SOURCE.title(), self.REPLICA.title()
+        source_id = int(row[f"{source}_Server_Id"])
         return ReplicationStatus(
             source=f"{row[f'{source}_Host']}:{row[f'{source}_Port']}",
-            source_id=int(row[f"{source}_Server_Id"]),
-            receiver=_state(row[f"{replica}_IO_Running"]),
+            source_id=source_id,
+            receiver=_state(row[f"{replica}_IO_Running"], source_id),
             applier=row[f"{replica}_SQL_Running"],
             received=row[self.RECEIVED],
             lag=row[f"Seconds_Behind_{source}"],
@@ -695,9 +696,10 @@ class Replication(ABC):
         return found
 
 
-def _state(text: str) -> str:
-    # MariaDB has "Preparing" between "No" and "Connecting".
-    return text if text in ("Yes", "No") else "Connecting"
+def _state(text: str, source_id: int) -> str:
+    # MariaDB has "Preparing" between "No" and "Connecting".  With "Yes" it may
+    # still have to ask for the server_id, and may be that of another server.
+    return text if text == "No" or (text == "Yes" and source_id) else "Connecting"
 
 
 def _filters(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -172,12 +172,11 @@ def other_source(pair: PairFacts, _: FleetFacts) -> Findings:
 @pair_check
 def errant(pair: PairFacts, _: FleetFacts) -> Findings:
     """Writes that only the standby has."""
-    if pair.standby is not None and pair.errant:
-        count = sum(pair.errant.values())
+    if pair.standby is not None and (found := pair.errant):
         yield critical(
             pair.standby,
-            f"has {count:,} transactions that its primary does not have "
-            f"(origins {', '.join(sorted(pair.errant))})",
+            f"has {sum(found.values()):,} transactions that its primary does not "
+            f"have (origins {', '.join(sorted(found))})",
             f"save its binary log, then: {pair.rebuild('--discard-errant')}",
         )
 

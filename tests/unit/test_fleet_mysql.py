@@ -10,12 +10,17 @@ import pytest
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet import Account
+from sqla_shard.fleet.facts import FleetFacts, LivePair, LiveServer
+from sqla_shard.fleet.findings import refusals
 from sqla_shard.fleet.replication import MySQLReplication, replication_of
+from sqla_shard.fleet.replication_checks import errant
 from sqla_shard.fleet.role_change import (
     disable_events,
     enable_events,
     replicated_events_of,
 )
+from sqla_shard.testing.topology_documents import topology_document
+from sqla_shard.topology import Topology
 from tests.models.scripted_admin import ScriptedAdmin
 
 ACCOUNT = Account(user="replication", password="se'cret")
@@ -185,6 +190,36 @@ def test_the_state_of_a_standby_is_read():
     assert status.received == f"{UUID}:1-9"
     assert status.filters == ("Replicate_Ignore_Table=db.t",)
     assert status.uses_gtid
+
+
+def test_a_receiver_that_does_not_know_its_primary_yet_connects():
+    """The server says "Yes" before it has asked for the server_id."""
+    unknown = {**STATUS, "Source_Server_Id": 0}
+    for says, receiver in (("Yes", "Connecting"), ("No", "No")):
+        row = {**unknown, "Replica_IO_Running": says}
+        status = MySQLReplication(ScriptedAdmin({"SHOW": [row]})).status()
+        assert status is not None
+        assert status.receiver == receiver
+        assert not status.runs
+
+
+def test_transactions_of_a_standby_are_asked_for_once():
+    admin = ScriptedAdmin(
+        {"GTID_SUBTRACT": [(f"{OTHER}:7-9",)], "WAIT_FOR_EXECUTED_GTID_SET": [(1,)]}
+    )
+    primary, standby = (
+        LiveServer(
+            server=MySQLReplication(admin), name="server1", role=role, address="a:3306"
+        )
+        for role in ("primary", "standby")
+    )
+    standby.parts["history"] = f"{OTHER}:1-9"
+    pair = LivePair(name="server1", primary=primary, standby=standby)
+    topology = Topology.from_mapping(topology_document({"server1": "mysql://a"}, 1))
+    (found,) = refusals(FleetFacts(topology=topology, pairs=(pair,)), errant)
+    assert "has 3 transactions that its primary does not have" in str(found)
+    waits = [sql for sql, *_ in admin.asked if "WAIT_FOR" in sql]
+    assert len(waits) == 1
 
 
 def test_next_ids_are_read_without_a_join():
