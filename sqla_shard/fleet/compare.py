@@ -502,15 +502,17 @@ class _Comparison:
             unit.columns.some(number, most + 1) for number, unit in enumerate(units)
         )
         left = []
-        for (number, count, mine), other in zip(
-            *map(sorted, pair.rows(sql)), strict=True
-        ):
+        # How many they are is known afterwards only: the next read waits.
+        self._wait(0)
+        first, second = map(sorted, pair.rows(sql))
+        self._wait(sum(count for _, count, _ in first))
+        for mine, other in zip(first, second, strict=True):
+            number, count, _ = mine
             unit = units[number]
             unit.is_new = False
-            if count > most or other != (number, count, mine):
+            if count > most or other != mine:
                 left.append(unit)
             else:
-                self._wait(count)
                 self._count(count)
         return left
 

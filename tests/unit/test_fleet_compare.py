@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
+
 import pytest
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.checksums import ComparedColumn, ComparedColumns, key_of
+from sqla_shard.fleet.compare import _Comparison, _Pair, _Unit, CompareOptions
 from sqla_shard.fleet.differences import _counter, DataReport, Difference, UnreadPlace
 from sqla_shard.fleet.replication import MariaDBReplication, MySQLReplication
 from tests.models.scripted_admin import ScriptedAdmin
@@ -14,6 +18,41 @@ from tests.models.scripted_admin import ScriptedAdmin
 def column(name, kind, **more):
     options = {"full": kind, "charset": None, "collation": None, "octets": 0}
     return ComparedColumn(name=name, kind=kind, **{**options, **more})
+
+
+def test_the_rate_holds_for_small_tables_too(monkeypatch):
+    """Of a table that is not read to its end its first rows count, too."""
+    answer = [(0, 3, "equal"), (1, 101, "more")]
+    admin = ScriptedAdmin({"UNION ALL": answer})
+    waits = []
+    monkeypatch.setattr(
+        threading.Event,
+        "wait",
+        lambda event, timeout: waits.append((round(timeout), len(admin.asked))),
+    )
+    comparison = _Comparison(
+        *(None, None, False, CompareOptions(rate=1.0)), watch=bool, point=None
+    )
+    columns = ComparedColumns("d", "t", [column("n", "int")], "PRIMARY", ["n"])
+    for _ in range(2):
+        units = [
+            _Unit(database="d", table=name, columns=columns, chunk=1000, is_new=True)
+            for name in ("t", "u")
+        ]
+        pair = _Pair((admin, admin), Inline())
+        assert comparison._glance(units, pair) == units[1:]
+    # The second time it waits before it reads.
+    assert next(one for one in waits if one[0]) == (104, 2)
+    assert comparison.rows == 6
+
+
+class Inline:
+    """A pool whose calls are done at once."""
+
+    def submit(self, call, *arguments):
+        done = Future()
+        done.set_result(call(*arguments))
+        return done
 
 
 class TestPoints:
