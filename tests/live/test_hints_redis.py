@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,25 @@ def test_a_worker_of_another_process(
             for cluster in clusters:
                 share_hints(cluster, None)
     assert threads_of_hints() == set()
+
+
+def test_two_first_messages(zookeeper_server: ZooKeeperServer) -> None:
+    from sqla_shard.topology.zookeeper.message_node import MessageNode
+
+    hosts = f"{zookeeper_server.hosts}/first"
+    one, two = (
+        MessageNode(hosts, "/hints/x", timeout=9.0, options={}) for _ in range(2)
+    )
+    create = one._sending.client().create_async
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        two.send("theirs")
+        return create(*arguments, **options)
+
+    with closing(one), closing(two):
+        one._sending.client().create_async = late
+        one.send("ours")
+        assert two._look(threading.Event())[0] == b"ours"
 
 
 def hears(clusters: tuple[Cluster, Cluster]) -> None:

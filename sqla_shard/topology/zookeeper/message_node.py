@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NodeExistsError, NoNodeError
 
 #: Seconds between two looks whether the caller still listens.
 _LOOK = 0.5
@@ -51,11 +51,14 @@ class MessageNode:
             self._sending.ask(lambda client: client.set_async(self._node, data))
         except NoNodeError:
             acl = self._sending.acl_of_new
-            self._sending.ask(
-                lambda client: client.create_async(
-                    self._node, data, acl=acl, makepath=True
+            try:
+                self._sending.ask(
+                    lambda client: client.create_async(
+                        self._node, data, acl=acl, makepath=True
+                    )
                 )
-            )
+            except NodeExistsError:  # of another process, in between
+                self.send(message)
 
     def messages(self, end: threading.Event) -> Iterator[bytes | None]:
         """Yield what is written to the node from now on, and None now and then.
