@@ -369,6 +369,7 @@ _AREAS = {
     "cli": ("command",),
     "contrib": ("follow", "follows", "feed", "feeds"),
     "cluster": ("health", "async", "loops", "overlapping", "usage"),
+    "dialects": ("mysql", "pymysql", "passwords", "show"),
     "engine": (
         "engines",
         "connections",
@@ -378,13 +379,17 @@ _AREAS = {
         "primary",
         "frozen",
     ),
+    "exc": ("failures", "refusal", "summaries"),
     "ext": ("flask", "opentelemetry", "horizontal"),
+    "fleet": (),
+    "ids": ("id", "layout", "layouts"),
     "jobs": (),
     "lookup": ("lookups", "sign"),
     "monitor": (
         *("dashboard", "metrics", "load"),
         *("prometheus", "monitoring", "alerts"),
     ),
+    "migrate": ("moving", "shadow"),
     "models": (
         "codecs",
         "definition",
@@ -416,7 +421,9 @@ _AREAS = {
     ),
     "topology": ("following", "follower", "publishing", "zookeeper"),
     "testing": ("lint", "linting"),
+    "types": ("blob", "compression", "sequences", "tracking", "layouts"),
     "upkeep": ("verify", "blobs", "spread"),
+    "util": ("json", "masking", "threads"),
 }
 
 
