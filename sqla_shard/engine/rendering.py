@@ -124,8 +124,11 @@ MOST_CHARACTERS = 1_000_000
 # literal only costs speed.
 _UNFIT = re.compile(r"\b(?:FOR UPDATE|FOR SHARE|LOCK IN|WITH|INTO|PROCEDURE)\b")
 # Where LIMIT is added to a statement that is not a branch.
-_LOCKS = re.compile(r"\s(?:FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)\b[^()\'\"]*\Z|\Z")
-_CLOSED = re.compile(r"\b(?:LIMIT|FETCH|INTO|PROCEDURE)\b")
+_SELECT = re.compile(r"\s*(?:SELECT|WITH)\b", re.IGNORECASE)
+_LOCKS = re.compile(
+    r"\s(?:FOR UPDATE|FOR SHARE|LOCK IN SHARE MODE)\b[^()\'\"]*\Z|\Z", re.IGNORECASE
+)
+_CLOSED = re.compile(r"\b(?:LIMIT|OFFSET|FETCH|INTO|PROCEDURE)\b|;", re.IGNORECASE)
 # Clauses of a branch that require parentheses; the rows of sorted branches
 # must be sorted again.
 _OWN = re.compile(r"\b(ORDER BY)|\b(?:LIMIT)\b")
@@ -161,7 +164,7 @@ def _place_of_limit(text: str) -> int | None:
     """Return where a LIMIT may be added to a SELECT that has none."""
     outer = _outer(text)
     match = _LOCKS.search(text)
-    if not outer.startswith(("SELECT", "WITH")) or _CLOSED.search(outer) or not match:
+    if not _SELECT.match(outer) or _CLOSED.search(outer) or not match:
         return None
     return match.start()
 

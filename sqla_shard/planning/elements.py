@@ -467,15 +467,23 @@ def bounds_of(statement: Any, parameters: Any, max_offset: int) -> Bounds:
     return found
 
 
-def capped(statement: Any, parameters: Any, most_rows: int) -> Any:
+def capped(statement: Any, parameters: Any, most_rows: int, *, merged: bool) -> Any:
     """Return a SELECT that reads at most one row more than is allowed.
 
     :param most_rows: maximum number of rows, whatever its LIMIT.
+    :param merged: whether the merge of several shards applies its OFFSET.
     """
     if not isinstance(statement, GenerativeSelect):
         return statement
-    number = _value(private.limit_clause(statement), parameters)
-    if type(number) is int and number > most_rows + 1:
+    limit, offset = private.limit_clause(statement), private.offset_clause(statement)
+    number = _value(limit, parameters)
+    if (type(number) is int and number > most_rows + 1) or (
+        # Servers have no OFFSET without LIMIT, so that the SQL has a large one.
+        limit is None
+        and offset is not None
+        and private.fetch_clause(statement) is None
+        and not merged
+    ):
         return statement.limit(most_rows + 1)
     return statement
 

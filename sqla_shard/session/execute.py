@@ -293,15 +293,18 @@ def _read(context: ORMExecuteState, session: ShardSession, place: Place | None) 
         # Some loaders inherit all options of the parent statement,
         # including scatter().
         limits = Scatter()
-    elif limits is not None and limits.max_rows is not None:
-        statement = capped(statement, context.parameters, limits.max_rows)
+    places: Sequence[Place]
+    decision: Decision | None = None
     if place is not None:
-        context.statement = _accepted(statement)
-        _send(context, session, (place,), limits=limits)
-        return
-    places, decision = _decided(context, session, limits)
+        places = (place,)
+    else:
+        places, decision = _decided(context, session, limits)
+    merged = len(places) > 1
+    if limits is not None and limits.max_rows is not None:
+        most = limits.max_rows
+        statement = capped(statement, context.parameters, most, merged=merged)
     merge = None
-    if len(places) > 1:
+    if decision is not None and merged:
         planned = plan(
             statement,
             context.parameters,
@@ -318,7 +321,7 @@ def _read(context: ORMExecuteState, session: ShardSession, place: Place | None) 
         places,
         merge=merge,
         limits=limits,
-        scattered=decision.scattered,
+        scattered=decision is not None and decision.scattered,
     )
 
 

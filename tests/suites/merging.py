@@ -649,6 +649,7 @@ class Merging:
                 made.where(Ware.id.in_(select(Ware.id).limit(9).subquery().select())),
                 made.with_for_update(),
                 made.limit(9),
+                made.offset(1),
                 made.union(made).limit(9),
             ):
                 with pytest.raises(ScatterLimitError):

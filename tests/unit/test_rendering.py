@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from sqla_shard.engine.rendering import Place, render
+from sqla_shard.engine.rendering import Place, render, statements_for
 from sqla_shard.ids import DEFAULT_LAYOUT, pack
 from sqla_shard.types.shard_bound import ComparedId, IdSlot, Prefix
 
@@ -106,3 +106,20 @@ def test_remaining_parameters_match_the_placeholders(parts: list[Any]) -> None:
     without_literals = re.sub(r"'[^']*'|\"[^\"]*\"", "", rendered)
     assert without_literals.count("?") == len(values)
     assert values == ("value",) * len(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "limited"),
+    [
+        ("SELECT id FROM t", "SELECT id FROM t\nLIMIT 5"),
+        ("\nselect id from t", "\nselect id from t\nLIMIT 5"),
+        ("select id from t for update", "select id from t\nLIMIT 5 for update"),
+        ("SELECT id FROM t limit 9", None),
+        ("SELECT id FROM t offset 9 rows", None),
+        ("SELECT id FROM t;", None),
+        ("show tables", None),
+    ],
+)
+def test_where_a_limit_is_added(text: str, limited: str | None) -> None:
+    sent = statements_for(text, (), [place(1)], "?", most_rows=4)
+    assert sent == [(limited or text, ())]
