@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import Failure
 from sqla_shard.engine.lanes import AwaitedLanes, Expiry, invalidate, Lanes, lanes_for
+from sqla_shard.engine.merge import check_rows, Computation
 from sqla_shard.engine.plans import (
     ExecutionPlan,
     Job,
@@ -35,10 +36,6 @@ from sqla_shard.exc import (
     ServerUnreachableError,
     ShardError,
 )
-
-if TYPE_CHECKING:
-    from sqla_shard.engine.merge import Computation
-
 
 #: The arguments of ``do_execute``: cursor, statement, parameters, context
 Arguments = tuple[Any, Any, Any, Any]
@@ -158,10 +155,9 @@ def _answer(
         if plan.places[0].backend.collates:
             merge.check_values(runs)
         shown = [_float_format(column) for column in description]
-        most = None if plan.limits is None else plan.limits.max_rows
-        rows = merge.rows(runs, shown, partial(_compute, jobs), most)
+        rows = merge.rows(runs, shown, partial(_compute, jobs), plan.max_rows)
         description = merge.columns_shown(description)
-    _check_rows(len(rows), plan)
+    check_rows(len(rows), plan.max_rows)
     return description, rows
 
 
@@ -460,14 +456,8 @@ def _more(job: Job, answer: _Answer, start: int, plan: ExecutionPlan) -> _Answer
         job.rows += len(rows)
         if plan.merge is None:
             # Check after each statement: there may be thousands of them.
-            _check_rows(job.rows, plan)
+            check_rows(job.rows, plan.max_rows)
     return answer
-
-
-def _check_rows(count: int, plan: ExecutionPlan) -> None:
-    most = None if plan.limits is None else plan.limits.max_rows
-    if most is not None and count > most:
-        raise ScatterLimitError(limit="max_rows", allowed=most, found=count)
 
 
 def _record_errors(

@@ -29,7 +29,7 @@ from sqla_shard.engine.values import (
     Text,
     weigh,
 )
-from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.exc import ScatterLimitError, ScatterUnsupportedError
 
 __all__ = [
     "Coalesce",
@@ -46,6 +46,7 @@ __all__ = [
     "OrderKey",
     "Rounded",
     "Total",
+    "check_rows",
     "most_of",
 ]
 
@@ -542,6 +543,7 @@ class Merge:
             each column, including hidden columns; None for all digits.
         :param compute: lets a server compute the expressions of groups.
         :param most_rows: maximum number of rows, if one more has been read.
+        :raises ScatterLimitError: if there are more groups.
         :raises ScatterUnsupportedError: if values cannot be compared.
         """
         combine = self.combine
@@ -552,7 +554,11 @@ class Merge:
                 rows = [row for run in weigh(runs, self.texts) for row in run]
                 _sort(rows, self.keys, _of_row)
         elif combine.columns is not None:
-            return self._combined(combine, combine.columns, runs, formats, compute)
+            groups = _groups(weigh(runs, self.texts), combine)
+            if most_rows and combine.having is None and not self.counts:
+                # They may have been cut off: other errors would mislead.
+                check_rows(len(self._limited(groups)), most_rows)
+            return self._combined(combine, combine.columns, groups, formats, compute)
         else:
             weighed = weigh(runs, self.texts)
             groups = _groups(weighed, combine)
@@ -567,12 +573,11 @@ class Merge:
         self,
         combine: GroupRule,
         columns: tuple[Recipe, ...],
-        runs: Sequence[list[Row]],
+        groups: list[RowGroup],
         formats: Sequence[str | None],
         compute: Compute | None,
     ) -> list[Row]:
         """Return one row for each group."""
-        groups = _groups(weigh(runs, self.texts), combine)
         if combine.empty is not None and not groups:
             groups, columns = [RowGroup()], combine.empty
         if combine.computation is not None:
@@ -595,6 +600,15 @@ class Merge:
     def _limited(self, items: list[Any]) -> list[Any]:
         """Apply LIMIT and OFFSET."""
         return items[self.offset : self.row_limit]
+
+
+def check_rows(count: int, most: int | None) -> None:
+    """Refuse a result of more rows than ``max_rows``.
+
+    :raises ScatterLimitError: if there are more.
+    """
+    if most is not None and count > most:
+        raise ScatterLimitError(limit="max_rows", allowed=most, found=count)
 
 
 def most_of(limit: int | None, offset: int) -> int | None:

@@ -338,6 +338,7 @@ class ExecutionPlan:
         "jobs",
         "limits",
         "loads",
+        "max_rows",
         "merge",
         "places",
         "scattered",
@@ -371,6 +372,8 @@ class ExecutionPlan:
         self.wrote = wrote
         self.merge = merge
         self.limits = limits
+        #: The maximum number of rows of the result; None for any.
+        self.max_rows = None if limits is None else limits.max_rows
         self.errors: dict[int, Exception] = {}
         self.jobs: list[Job] = []
         #: Called before the statement is sent on its connections.
@@ -587,7 +590,6 @@ def _jobs(
         _check_wrapped(compiled)
     if _locks(context):
         plan.before = partial(_lock_all, plan)
-    limits = plan.limits
     left = plan.seconds_left()
     by_connection = plan.by_connection()
     _check_kinds(context.compiled, [one for one, _ in by_connection])
@@ -604,7 +606,7 @@ def _jobs(
             plan.merge,
             sorts_more=bool(getattr(compiled, "eager_order_by", ())),
             changes=len(places) > 1 and _changes(context.compiled),
-            most_rows=None if limits is None else limits.max_rows,
+            most_rows=plan.max_rows,
             united=united,
         )
         if left is not None:

@@ -73,13 +73,6 @@ class Compared:
         # Of an average, the least and the greatest that it may be.
         one, most = one if isinstance(one, tuple) else (one, one)
         other, others = other if isinstance(other, tuple) else (other, other)
-        if (one != most or other != others) and one <= others and other <= most:
-            raise ScatterUnsupportedError(
-                f"HAVING over several shards compares avg(), at most {most:f}, "
-                f"with {others}: the digits that the server has are not known; "
-                "cast() the values to a Numeric with a scale",
-                construct="HAVING",
-            )
         for value in (one, other):
             if not isinstance(value, _NUMBERS):
                 raise ScatterUnsupportedError(
@@ -87,6 +80,13 @@ class Compared:
                     f"{value!r}; read the groups and filter them in Python",
                     construct="HAVING",
                 )
+        if (one != most or other != others) and one <= others and other <= most:
+            raise ScatterUnsupportedError(
+                f"HAVING over several shards compares avg(), at most {most:f}, "
+                f"with {others}: the digits that the server has are not known; "
+                "cast() the values to a Numeric with a scale",
+                construct="HAVING",
+            )
         if isinstance(one, float) or isinstance(other, float):
             # As servers do; to Python, 0.1 is not Decimal("0.1").
             one, other = float(one), float(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import operator
 import pickle
 import random
 import weakref
@@ -16,6 +17,7 @@ from sqlalchemy import Column, func, Integer, MetaData, select, Table
 from sqla_shard.engine import scatter
 from sqla_shard.engine.merge import (
     Coalesce,
+    Constant,
     Extreme,
     First,
     GroupRule,
@@ -25,8 +27,9 @@ from sqla_shard.engine.merge import (
     Total,
 )
 from sqla_shard.engine.values import Fraction, Text
-from sqla_shard.exc import ScatterUnsupportedError
+from sqla_shard.exc import ScatterLimitError, ScatterUnsupportedError
 from sqla_shard.planning import plan, Spread
+from sqla_shard.planning.having import Compared
 
 
 def test_runs_are_put_one_after_another() -> None:
@@ -337,3 +340,21 @@ def test_a_subquery_is_not_computed_without_the_rows_of_its_shard() -> None:
     for condition in (func.max(table.c.b) > alike.scalar_subquery(), alike.exists()):
         with pytest.raises(ScatterUnsupportedError, match="a subquery or window"):
             plan(groups.having(condition), {}, Spread())
+
+
+def test_too_many_groups_are_not_computed() -> None:
+    """They may lack rows that max_rows has left out."""
+    columns = (First(0), Extreme(1, 2, greatest=True, longest=1))
+    merge = Merge(combine=GroupRule((0,), columns=columns))
+    runs: list[Any] = [[(1, "ab", b"a"), (2, "b", b"b")], [(1, "ac", b"a")]]
+    with pytest.raises(ScatterUnsupportedError, match=r"func\.left"):
+        merge.rows(runs, most_rows=2)
+    with pytest.raises(ScatterLimitError, match="max_rows=1"):
+        merge.rows(runs, most_rows=1)
+
+
+def test_an_average_is_not_compared_with_a_text() -> None:
+    between = Constant((Decimal("0.76"), Decimal("0.78")))
+    compared = Compared(between, Constant("0.77"), operator.gt)
+    with pytest.raises(ScatterUnsupportedError, match="compares numbers"):
+        compared([()])
