@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
+from time import monotonic
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TYPE_CHECKING, TypeVar
 
@@ -44,6 +45,7 @@ from sqla_shard.engine import (
     Places,
     StatementReports,
 )
+from sqla_shard.engine.registry import LOOK
 from sqla_shard.exc import NoEventLoopError
 from sqla_shard.session import PlacementPolicy, ShardSession
 from sqla_shard.session.paging import Seal
@@ -119,10 +121,11 @@ class LoopEngines(Engines):
         :returns: whether all were returned in time.
         """
         self.shut()
-        self._all_back.clear()
-        if self.in_use:
+        deadline = monotonic() + timeout
+        while self.in_use and (left := deadline - monotonic()) > 0:
+            self._all_back.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._all_back.wait(), timeout)
+                await asyncio.wait_for(self._all_back.wait(), min(left, LOOK))
         await self._dispose()
         return not self.in_use
 

@@ -204,8 +204,10 @@ class OpenConnections:
 
     def on_detach(self, connection: Any, record: Any) -> None:
         """Handle ``detach``: the record no longer has the connection."""
-        backend = dict(self._records.items())[record]
-        self._detached[id(connection)] = backend, connection
+        for known, backend in self._records.items():
+            # One that was taken before is not known any more.
+            if known is record:
+                self._detached[id(connection)] = backend, connection
 
     def on_close_detached(self, connection: Any) -> None:
         """Handle ``close_detached``."""

@@ -134,11 +134,10 @@ class CountedPool(QueuePool):
 
     def _create_connection(self) -> Any:
         slot = _Slot()
-        # Without a lock, which Ctrl-C could leave held.
-        self._slots.put(slot, None)
-        is_full = -1 < self._max_overflow < self._overflow
         try:
-            if not is_full:
+            # Without a lock, which Ctrl-C could leave held.
+            self._slots.put(slot, None)
+            if not -1 < self._max_overflow < self._overflow:
                 record: Any = super()._create_connection()
                 record.record_info[_SLOT] = slot
                 return record

@@ -55,6 +55,10 @@ _log = logging.getLogger(__name__)
 #: Seconds for which close() waits without a word.
 _SILENT = 1.0
 
+#: Seconds after which the connections in use are counted again: one that Ctrl-C
+#: has ended returns without notice.
+LOOK = 0.2
+
 #: Maximum number of places in memory; each takes about 230 bytes.
 _MAX_PLACES = 8192
 
@@ -332,8 +336,6 @@ class Engines:
 
     def _drop_idle(self) -> None:
         """Drop the engines of removed servers that are not in use."""
-        # A list: other threads check connections out meanwhile, and without
-        # the GIL a set is not made at once.
         self.retired.forget(self.in_use.values())
 
     def in_parallel(
@@ -544,8 +546,11 @@ class Engines:
 
     def _wait_returned(self, seconds: float) -> bool:
         """Return whether all connections were returned in time."""
+        deadline = monotonic() + seconds
         with self._returned:
-            return self._returned.wait_for(lambda: not self.in_use, max(seconds, 0))
+            while self.in_use and (left := deadline - monotonic()) > 0:
+                self._returned.wait(min(left, LOOK))
+            return not self.in_use
 
     def after_fork(self) -> None:
         """Drop the connections of the parent in a child process.

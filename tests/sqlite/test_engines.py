@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from sqlite3 import ProgrammingError
+from sqlite3 import connect, ProgrammingError
 from typing import Any
 
 import pytest
@@ -171,6 +171,29 @@ def test_ctrl_c_costs_a_pool_no_connection(
     gc.collect()
 
 
+def test_an_error_that_is_kept_has_no_place_in_a_pool() -> None:
+    def interrupt(frame: Any, event: str, value: Any) -> None:
+        if "_overflow" in frame.f_code.co_name and "_create" in (
+            frame.f_back.f_code.co_name
+        ):
+            raise KeyboardInterrupt
+
+    pool = pools.CountedPool(lambda: connect(":memory:"), pool_size=1, max_overflow=0)
+    before = sys.gettrace()
+
+    def interrupted() -> None:
+        sys.settrace(interrupt)
+        try:
+            pool.connect()
+        finally:
+            sys.settrace(before)
+
+    with pytest.raises(KeyboardInterrupt) as kept:
+        interrupted()
+    assert kept.value.__traceback__
+    assert pool.checkedout() == 0
+
+
 def test_unopened_shards_are_refused(tmp_path: Path) -> None:
     with Cluster.from_topology(sqlite_topology(tmp_path, shards=8)) as cluster:
         with pytest.raises(UnknownShardError) as caught:
@@ -223,6 +246,41 @@ def test_close_says_what_it_waits_for(
     assert "(1 to " in record.message
     assert cluster.close() is True
     assert len(caplog.records) == 1
+
+
+def test_a_connection_that_was_given_up_is_detached(tmp_path: Path) -> None:
+    """As of a session that is collected after its event loop, or in a child."""
+    document = with_files(sqlite_topology(tmp_path, shards=2))
+    with Cluster.from_topology(document) as cluster:
+        engines = cluster.places.engines
+        with cluster.session() as session:
+            engine = session.connection({"shard_id": 1}).engine
+        with engine.connect() as connection:
+            ((_, wire),) = engines.open_connections.take()
+            assert wire is connection.connection.dbapi_connection
+            connection.detach()
+        assert engines.open_connections.take() == []
+
+
+def test_close_does_not_wait_for_what_is_never_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C can end a connection without a word to its pool."""
+    monkeypatch.setattr(registry, "_SILENT", 0.01)
+    waits = threading.Event()
+    monkeypatch.setattr(registry._log, "warning", lambda *_, **__: waits.set())
+    cluster = Cluster.from_topology(with_files(sqlite_topology(tmp_path, shards=2)))
+    with cluster.session() as session:
+        engine = session.connection({"shard_id": 1}).engine
+    records = [threading.Event()]
+    cluster.places.engines.in_use.put(records[0], engine)
+    closed: list[bool] = []
+    thread = threading.Thread(target=lambda: closed.append(cluster.close(timeout=50)))
+    thread.start()
+    assert waits.wait(60)
+    records.clear()
+    thread.join(25)
+    assert closed == [True]
 
 
 def test_connections_returned_later_are_closed(tmp_path: Path) -> None:

@@ -433,6 +433,24 @@ class Loops:
         assert ended == []
         assert _busy(cluster) == 0
 
+    def test_closing_does_not_wait_for_what_is_never_returned(
+        self, fresh: Cluster
+    ) -> None:
+        async def main() -> None:
+            on_shard = {"shard_id": 1}
+            async with fresh.async_session() as session:
+                connection = await session.connection(bind_arguments=on_shard)
+                engines = session.sync_session.places.engines
+                records = [threading.Event()]
+                engines.in_use.put(records[0], connection.sync_engine)
+            closing = asyncio.create_task(fresh.aclose(timeout=50))
+            while not (engines.closed or closing.done()):
+                await asyncio.sleep(0)
+            records.clear()
+            assert await asyncio.wait_for(closing, 25)
+
+        asyncio.run(main())
+
     def test_closed_clusters(self, fresh: Cluster) -> None:
         async def main() -> None:
             session = fresh.async_session()
