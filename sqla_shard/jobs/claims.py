@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from secrets import token_bytes
-from typing import Any, Protocol, TYPE_CHECKING
+from typing import Any, Protocol
 
 from sqlalchemy import (
     and_,
@@ -37,10 +37,6 @@ from sqla_shard.outbox.apply import Address, microseconds, place_at
 from sqla_shard.outbox.tables import JOB_INDEX, JOB_KEYS, JOBS, TOKEN_BYTES
 from sqla_shard.session import ShardSession
 from sqla_shard.util.json_values import parsed_json
-
-if TYPE_CHECKING:
-    pass
-
 
 # -- The unique keys of jobs that have not finished.
 #

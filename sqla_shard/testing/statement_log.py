@@ -19,16 +19,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TYPE_CHECKING, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sqla_shard.util.masking import host_and_port
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Kind", "LoggedEvent", "StatementLog"]
 

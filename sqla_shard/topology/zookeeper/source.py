@@ -10,11 +10,17 @@ Here a watch only triggers another read, which sets the watch again.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
+import sys
 import threading
+import uuid
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePath
 from time import monotonic
 from typing import Any
 
@@ -28,6 +34,7 @@ try:
         AuthFailedError,
         KazooException,
         NoAuthError,
+        NodeExistsError,
         NoNodeError,
         WriterNotClosedException,
     )
@@ -38,20 +45,6 @@ except ImportError as error:
     raise MissingExtraError(
         package="kazoo", extra="zookeeper", reason=str(error)
     ) from error
-
-# After the imports of kazoo, which raise MissingExtraError.
-import json
-import sys
-import uuid
-from dataclasses import dataclass
-from functools import partial
-from pathlib import PurePath
-from typing import TYPE_CHECKING
-
-from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
-
-if TYPE_CHECKING:
-    from kazoo.client import KazooClient
 
 #: The node with the topology in use, below the path of the connection.
 TOPOLOGY_NODE = "/topology"
@@ -81,9 +74,6 @@ _log = logging.getLogger(__name__)
 # kazoo logs every attempt to connect; the follower logs relevant errors.
 _kazoo_log = logging.getLogger("sqla_shard.kazoo")
 _kazoo_log.setLevel(logging.ERROR)
-
-
-_log = logging.getLogger(__name__)
 
 #: Seconds until a process without permission tries again.
 _RETRY = 600.0
