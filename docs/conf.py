@@ -138,13 +138,17 @@ def _options_of_errors(app: Any, docname: str, source: list[str]) -> None:
         source[0] = re.sub(entry, options, source[0])
 
 
+#: The first line of a list of modules: their names, and a gap.
+_MODULES = re.compile(r"(?:``\w+/?``(?:, )?)+(?:  |\n)")
+
+
 def _without_modules(
     app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]
 ) -> None:
     """Leave out the modules of a folder, which readers of the source look for."""
     if what == "module" and hasattr(found, "__path__"):
         paragraphs = "\n".join(lines).split("\n\n")
-        shown = [p for p in paragraphs if not re.match(r"``\w+/?``(,|\s{2})", p)]
+        shown = [p for p in paragraphs if not _MODULES.match(p)]
         lines[:] = "\n\n".join(shown).split("\n")
 
 

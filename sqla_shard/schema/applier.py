@@ -1,6 +1,6 @@
-"""Execution of revisions, one virtual shard after another.
+"""Execution of revisions, one virtual shard after another, and its watchdog.
 
-Also the watchdog, which aborts a connection whose server stopped responding.
+The watchdog aborts a connection whose server stopped responding.
 """
 
 from __future__ import annotations
