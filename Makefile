@@ -116,7 +116,7 @@ test: $(VENV)/.dev servers ## check on real servers, each suite once
 # One of the tests builds the documentation, more strictly than `make docs`.
 # pytest comes last, for its closing line.
 all: $(VENV)/.dev servers interpreters ## check everything
-	$(call RUN_TIER,all,7,,lint type audit python$(NEWEST) python$(OLDEST),\
+	$(call RUN_TIER,all,6,,lint type audit python$(NEWEST) python$(OLDEST),\
 	    pythons)
 
 lint: $(VENV)/.dev ## check style and formatting
