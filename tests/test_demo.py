@@ -17,7 +17,8 @@ from urllib.request import build_opener, HTTPCookieProcessor, OpenerDirector, Re
 
 import pytest
 
-from sqla_shard.testing.local_server import find_memcached, wait_until
+from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.programs import find_memcached
 from tests.servers.kinds import Kind
 
 ROOT = Path(__file__).parents[1]

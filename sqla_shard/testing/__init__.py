@@ -18,7 +18,8 @@ memcached, :class:`RedisServer` Redis.  :func:`sqlite_topology`,
 these, so the names below are imported when they are used.
 
 ``plugin``                the pytest plugin: fixtures, the linter, shadow mode
-``local_server``          a server process, and the programs of each kind
+``programs``              the programs of each kind: where they are
+``local_server``          a server process
 ``database_server``       a database server, its accounts, its log of statements
 ``mysql``                 MySQL, and MariaDB
 ``server_fleet``          fleets of servers, and primaries with standbys

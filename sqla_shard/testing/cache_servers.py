@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from sqla_shard import exc
-from sqla_shard.testing.local_server import (
+from sqla_shard.testing.local_server import LocalServer
+from sqla_shard.testing.programs import (
     find_memcached,
     find_redis,
-    LocalServer,
     MISSING_MEMCACHED,
     MISSING_REDIS,
 )

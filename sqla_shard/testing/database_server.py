@@ -57,12 +57,8 @@ from pymysql.cursors import Cursor, DictCursor
 from sqla_shard import exc
 from sqla_shard.dialects.mysql.pymysql_connections import SharedContext
 from sqla_shard.exc import ServerProcessError
-from sqla_shard.testing.local_server import (
-    DatabasePrograms,
-    guard,
-    is_listening,
-    LocalServer,
-)
+from sqla_shard.testing.local_server import guard, is_listening, LocalServer
+from sqla_shard.testing.programs import DatabasePrograms
 
 PREFIXES = ("db", "main", "lookup")
 

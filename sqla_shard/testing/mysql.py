@@ -9,13 +9,13 @@ from typing import Any
 from sqla_shard import exc
 from sqla_shard.testing import database_server
 from sqla_shard.testing.database_server import Account, DatabaseServer
-from sqla_shard.testing.local_server import (
+from sqla_shard.testing.local_server import tail
+from sqla_shard.testing.programs import (
     DatabasePrograms,
     find_mariadb,
     find_mysql,
     MISSING_MARIADB,
     MISSING_MYSQL,
-    tail,
 )
 
 #: A page that was half written would matter after a power failure alone; the

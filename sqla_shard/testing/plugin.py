@@ -53,11 +53,11 @@ Environment variables:
     Use these servers, see :class:`.ExternalServer`; tests of a kind that none
     of them is are skipped.
 ``SQLA_SHARD_MARIADB``, ``SQLA_SHARD_MYSQL``, ``SQLA_SHARD_TEST_PASSWORD``
-    See :mod:`.local_server` and :mod:`.database_server`.
+    See :mod:`.programs` and :mod:`.database_server`.
 ``SQLA_SHARD_MEMCACHED``, ``SQLA_SHARD_REDIS``
-    See :mod:`.local_server`.
+    See :mod:`.programs`.
 ``SQLA_SHARD_ZOOKEEPER``, ``JAVA_HOME``
-    See :mod:`.local_server`.
+    See :mod:`.programs`.
 
 The linter of :mod:`.lint` is off by default.  Switch it on for all tests in
 the configuration, ::
@@ -124,7 +124,7 @@ from typing import Any, NoReturn, TYPE_CHECKING
 
 import pytest
 
-from sqla_shard.testing.local_server import (
+from sqla_shard.testing.programs import (
     find_mariadb,
     find_memcached,
     find_mysql,

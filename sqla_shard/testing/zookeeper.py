@@ -52,14 +52,16 @@ from pathlib import Path
 
 from sqla_shard import exc
 from sqla_shard.testing.local_server import (
-    find_zookeeper,
     free_port,
     in_parallel,
     LocalServer,
-    MISSING_ZOOKEEPER,
     on_free_ports,
     Startable,
     wait_until,
+)
+from sqla_shard.testing.programs import (
+    find_zookeeper,
+    MISSING_ZOOKEEPER,
     ZooKeeperPrograms,
 )
 

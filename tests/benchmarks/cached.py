@@ -11,7 +11,7 @@ from typing import Any
 from pymemcache import HashClient, PooledClient
 
 from sqla_shard import Cluster
-from sqla_shard.testing.local_server import find_memcached, MISSING_MEMCACHED
+from sqla_shard.testing.programs import find_memcached, MISSING_MEMCACHED
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks import profiling
 from tests.benchmarks.lists import Base, Board, BoardHasPins, Pin

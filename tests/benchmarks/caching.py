@@ -11,7 +11,7 @@ from pymemcache import HashClient, PooledClient
 
 from sqla_shard.cache.stores import State
 from sqla_shard.cache.stores.memcached import MemcachedStore
-from sqla_shard.testing.local_server import find_memcached, MISSING_MEMCACHED
+from sqla_shard.testing.programs import find_memcached, MISSING_MEMCACHED
 from tests.benchmarks.timing import compare, show
 from tests.servers.memcached import nodes
 

@@ -11,7 +11,8 @@ from pymemcache import Client
 
 from sqla_shard import exc
 from sqla_shard.testing import MemcachedServer
-from sqla_shard.testing.local_server import find_memcached, wait_until
+from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.programs import find_memcached
 from tests.servers.processes import is_running, sockets_of
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("memcached_installed")]

@@ -11,7 +11,8 @@ import redis
 
 from sqla_shard import exc
 from sqla_shard.testing import RedisServer
-from sqla_shard.testing.local_server import find_redis, wait_until
+from sqla_shard.testing.local_server import wait_until
+from sqla_shard.testing.programs import find_redis
 from tests.servers.processes import is_running, sockets_of
 from tests.servers.redis import client_of
 

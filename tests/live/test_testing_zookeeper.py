@@ -22,7 +22,8 @@ from kazoo.security import make_digest_acl
 
 from sqla_shard import exc
 from sqla_shard.testing import local_server, ZooKeeperEnsemble, ZooKeeperServer
-from sqla_shard.testing.local_server import find_zookeeper, free_port, wait_until
+from sqla_shard.testing.local_server import free_port, wait_until
+from sqla_shard.testing.programs import find_zookeeper
 from sqla_shard.testing.zookeeper import four_letter_word, make_certificates
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("zookeeper_installed")]

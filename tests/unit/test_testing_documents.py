@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from sqlalchemy import make_url
 
 from sqla_shard.testing import sqlite_topology
-from sqla_shard.testing.local_server import find_mariadb, find_mysql
+from sqla_shard.testing.programs import find_mariadb, find_mysql
 from sqla_shard.testing.topology_documents import databases, divide, topology_document
 from sqla_shard.topology import Topology
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from sqla_shard.testing import local_server
-from sqla_shard.testing.local_server import find_zookeeper
+from sqla_shard.testing import programs
+from sqla_shard.testing.programs import find_zookeeper
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_finds_an_unpacked_zookeeper(home, tmp_path, place):
 
 
 def test_chooses_among_the_jars_of_the_system(home, tmp_path, monkeypatch):
-    monkeypatch.setattr(local_server, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(programs, "_SYSTEM", tmp_path)
     environ = {"JAVA_HOME": str(home)}
     for name in ("zookeeper", "slf4j-api", "jetty9-server"):
         (tmp_path / f"{name}.jar").touch()

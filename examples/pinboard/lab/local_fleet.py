@@ -28,7 +28,8 @@ from sqla_shard.cli.dev_command import add_accounts, FLEET_OPTIONS
 from sqla_shard.fleet import Accounts
 from sqla_shard.testing import MemcachedServer, Proxy
 from sqla_shard.testing.database_server import DatabaseServer
-from sqla_shard.testing.local_server import find_memcached, in_parallel
+from sqla_shard.testing.local_server import in_parallel
+from sqla_shard.testing.programs import find_memcached
 from sqla_shard.testing.topology_documents import topology_document
 from sqla_shard.topology import to_json
 from sqla_shard.util.files import replace_file
