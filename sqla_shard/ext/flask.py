@@ -75,8 +75,6 @@ from typing import (
 )
 from weakref import WeakKeyDictionary
 
-from flask import current_app, Flask
-from flask.typing import ResponseReturnValue
 from sqlalchemy import Connection, event, MetaData, Select
 from sqlalchemy.exc import (
     MultipleResultsFound,
@@ -86,13 +84,6 @@ from sqlalchemy.exc import (
     TimeoutError,  # noqa: A004 - that of the pool
 )
 from sqlalchemy.orm import Mapper
-from werkzeug.exceptions import (
-    BadRequest,
-    Conflict,
-    HTTPException,
-    NotFound,
-    ServiceUnavailable,
-)
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import (
@@ -119,8 +110,6 @@ from sqla_shard.exc import (
     UnknownShardError,
 )
 from sqla_shard.exc.base import summary
-from sqla_shard.ext.flask_commands import EXTENSION, shard_commands
-from sqla_shard.ext.flask_pagination import count_rows, page_argument, Pagination
 from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout, TypeRegistry
 from sqla_shard.session import ShardSession
 from sqla_shard.session.commit import CommitReport
@@ -128,8 +117,38 @@ from sqla_shard.session.transaction import CrossShard
 from sqla_shard.topology import Topology
 from sqla_shard.util import sqlalchemy_private as private
 
+try:
+    from flask import (
+        abort,
+        current_app,
+        Flask,
+        g,
+        has_app_context,
+        jsonify,
+        request,
+        Response,
+    )
+    from flask.typing import ResponseReturnValue
+    from werkzeug.exceptions import (
+        BadRequest,
+        Conflict,
+        HTTPException,
+        NotFound,
+        ServiceUnavailable,
+    )
+    from werkzeug.routing import BaseConverter, Map, ValidationError
+except ImportError as error:
+    raise MissingExtraError(
+        package="Flask", extra="flask", reason=str(error)
+    ) from error
+
+from sqla_shard.ext.flask_commands import EXTENSION, shard_commands
+from sqla_shard.ext.flask_pagination import count_rows, page_argument, Pagination
+
 if TYPE_CHECKING:
     from sqla_shard.cache import Cached
+
+__all__ = ["ContextSession", "FlaskCluster", "ObjectIdConverter"]
 
 _log = logging.getLogger(__name__)
 
@@ -210,23 +229,6 @@ def _answer(made: Any, error: Exception) -> ResponseReturnValue:
     # ids.
     return current_app.handle_http_exception(response)
 
-
-try:
-    from flask import (
-        abort,
-        current_app,
-        Flask,
-        g,
-        has_app_context,
-        jsonify,
-        request,
-        Response,
-    )
-    from werkzeug.routing import BaseConverter, Map, ValidationError
-except ImportError as error:
-    raise MissingExtraError(
-        package="Flask", extra="flask", reason=str(error)
-    ) from error
 
 P = ParamSpec("P")
 

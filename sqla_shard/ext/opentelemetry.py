@@ -84,8 +84,18 @@ from functools import lru_cache, partial
 from time import monotonic, time_ns
 from typing import Any
 
-from opentelemetry import context, metrics, trace
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+try:
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.trace.propagation.tracecontext import (
+        TraceContextTextMapPropagator,
+    )
+except ImportError as error:
+    from sqla_shard.exc import MissingExtraError
+
+    raise MissingExtraError(
+        package="OpenTelemetry", extra="opentelemetry", reason=str(error)
+    ) from error
+
 from sqlalchemy import event, make_url
 
 from sqla_shard.cluster.cluster import all_caches, Cluster
@@ -101,6 +111,8 @@ from sqla_shard.monitor.metrics import (
     observations,
     Recorder,
 )
+
+__all__ = ["Instrumentation", "instrument", "instrument_queues"]
 
 _STATES = ("due", "scheduled", "running", "expired", "failed", "done")
 
@@ -263,15 +275,6 @@ def instrument_queues(
 def _counter(meter: metrics.Meter, one: Metric) -> metrics.Counter:
     return meter.create_counter(one.name, unit=one.unit, description=one.help)
 
-
-try:
-    from opentelemetry import metrics, trace
-except ImportError as error:
-    from sqla_shard.exc import MissingExtraError
-
-    raise MissingExtraError(
-        package="OpenTelemetry", extra="opentelemetry", reason=str(error)
-    ) from error
 
 _NAME = "sqla_shard"
 
