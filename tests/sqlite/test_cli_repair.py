@@ -256,8 +256,8 @@ def test_it_follows_the_topology(cluster, topology, ids, tmp_path):
             larger.create_all(Base.metadata)
             new = account(larger, SHARDS + 1)
             leave(larger, [0, new, 0, 0, 0, 0, ids[6]], "after")
-            line = process.stdout.readline()
-            assert "1 applied" in line
+            # A round before the tables of the new shards exist has a line, too.
+            assert any("1 applied" in line for line in process.stdout)
             assert entries(larger)[ids[6], "after"] == 1
 
 
