@@ -59,6 +59,7 @@ from sqla_shard.dialects.result_types import (
 from sqla_shard.dialects.sorting import kind_of, LONGEST_COMPARED, SortKey
 from sqla_shard.engine.merge import (
     Coalesce,
+    Computation,
     Computed,
     Constant,
     DistinctCount,
@@ -149,8 +150,8 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Computation:
-    """The expressions that a server computes for each group.
+class ServerComputation(Computation):
+    """Expressions that one SELECT computes, for many groups at once.
 
     :ivar expressions: expressions of the columns that :func:`name_of_part`
         names.
@@ -165,7 +166,7 @@ class Computation:
         return [at for at, made in enumerate(self.expressions) if _has_average(made)]
 
     def values(self, group: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the parts of a group, which may have no rows."""
+        """Return the parts; they are constants for a group without rows."""
         if not group:
             return tuple(part.empty for part in self.parts)
         return tuple(part.recipe(group) for part in self.parts)
@@ -176,12 +177,7 @@ class Computation:
         backend: Backend,
         send: Callable[[Any], Sequence[Sequence[Any]]],
     ) -> list[tuple[Any, ...]]:
-        """Return the values of the expressions, for each group.
-
-        :param groups: the parts of each group.
-        :param send: executes a statement, and returns the driver's rows.
-        :raises ScatterUnsupportedError: if a part is not a number.
-        """
+        """Send a statement for each batch of groups; return their values."""
         forms = [
             self._form(part.form, [group[at] for group in groups])
             for at, part in enumerate(self.parts)
@@ -335,7 +331,7 @@ class Computations:
         """The expressions that were added; None if there are none."""
         if not self._expressions:
             return None
-        return Computation(tuple(self._parts), tuple(self._expressions))
+        return ServerComputation(tuple(self._parts), tuple(self._expressions))
 
     def add(self, element: Any) -> Computed:
         """Let a server compute an expression.

@@ -1,30 +1,9 @@
-"""A local server process, the base of all kinds, and the programs of each.
+"""A local server process, the base of all kinds.
 
 Each kind of server overrides methods that write its files, build its command,
 and check whether it is ready.
 
 Needs Linux.  Do not control one server from several threads at the same time.
-
-Standard library only: the pytest plugin imports it on every run.
-
-Environment variables:
-
-``SQLA_SHARD_MARIADB``
-    Directory of an unpacked MariaDB to use instead of the one on the
-    path, such as ``/opt/mariadb-11.4``.
-``SQLA_SHARD_MYSQL``
-    Directory of an unpacked MySQL to use instead of the ``mysqld`` on the
-    path, such as ``/opt/mysql-8.4.3``.
-``SQLA_SHARD_MEMCACHED``
-    Program to use instead of the ``memcached`` on the path, such as
-    ``/opt/memcached-1.6.21/memcached``.
-``SQLA_SHARD_REDIS``
-    Program to use instead of the ``redis-server`` on the path.
-``SQLA_SHARD_ZOOKEEPER``
-    Directory of an unpacked ZooKeeper, or of its jars, to use instead of
-    the one of the system, such as ``/opt/apache-zookeeper-3.8.4-bin``.
-``JAVA_HOME``
-    Directory of the Java to use instead of the one on the path.
 """
 
 from __future__ import annotations
