@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import inspect, select
 from sqlalchemy.exc import OperationalError
@@ -229,6 +229,21 @@ class VerifyReport:
         return lines
 
 
+class CheckedPage(NamedTuple):
+    """A page of rows of a shard that was checked in one transaction.
+
+    :ivar rows: number of rows.
+    :ivar after: position of the last one, as JSON values.
+    :ivar findings: the findings, at most one for each row.
+    :ivar counts: other numbers, by unit.
+    """
+
+    rows: int
+    after: Any
+    findings: Sequence[Finding] = ()
+    counts: Mapping[str, int] = {}
+
+
 class Check:
     """A check of the rows of one table on every shard.
 
@@ -248,6 +263,14 @@ class Check:
     def keyspace(self, places: Places) -> Keyspace:
         """Return the keyspace whose shards have the table."""
         raise NotImplementedError
+
+    def read(
+        self, session: ShardSession, shard_id: int, after: Any, limit: int
+    ) -> CheckedPage:
+        """Check the next rows of a shard; the parameters are those of page()."""
+        rows = self.page(session, shard_id, after, limit)
+        last = self.position(rows[-1]) if rows else after
+        return CheckedPage(len(rows), last, self.judge(session, shard_id, rows))
 
     def page(
         self, session: ShardSession, shard_id: int, after: Any, limit: int

@@ -38,7 +38,14 @@ from sqla_shard.exc import (
     VerifyPositionError,
 )
 from sqla_shard.session import ShardSession
-from sqla_shard.upkeep.checks import Check, Finding, Outcome, Tally, VerifyReport
+from sqla_shard.upkeep.checks import (
+    Check,
+    CheckedPage,
+    Finding,
+    Outcome,
+    Tally,
+    VerifyReport,
+)
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
 from sqla_shard.util.pace import Pace
@@ -254,6 +261,7 @@ class VerifyProgress:
     :ivar looked: number of checked rows or objects of the class so far.
     :ivar found: number of findings in all classes so far.
     :ivar waiting: number of findings that wait for their second check.
+    :ivar counts: all numbers of the class so far, by unit.
     """
 
     subject: str
@@ -263,6 +271,7 @@ class VerifyProgress:
     looked: int
     found: int
     waiting: int
+    counts: Counter[str]
 
 
 class Run:
@@ -391,16 +400,14 @@ class Run:
             )
             return 0, after
         try:
-            count, last, found = self._with_retries(
-                _read, check, shard_id, after, limit
-            )
+            page: CheckedPage = self._with_retries(_read, check, shard_id, after, limit)
         except SQLAlchemyError as error:
             unreachable = self._record_error(check, place, error, after)
             self._state.unreachable.append(unreachable)
             return 0, after
-        self._tally(check).looked[check.unit] += count
-        self._add_findings(check, found)
-        return count, last
+        self._tally(check).looked.update({check.unit: page.rows, **page.counts})
+        self._add_findings(check, page.findings)
+        return page.rows, page.after
 
     def _with_retries(self, fn: Callable[..., T], *args: Any) -> T:
         """Run a transaction, with retries until a server is considered down.
@@ -597,6 +604,7 @@ class Run:
                 looked=self._tally(check).looked[check.unit],
                 found=sum(one.found.total() for one in state.tallies.values()),
                 waiting=len(state.suspects),
+                counts=self._tally(check).looked,
             )
         )
 
@@ -624,10 +632,8 @@ def _row(finding: Finding) -> tuple[Any, ...]:
 
 def _read(
     session: ShardSession, check: Check, shard_id: int, after: Any, limit: int
-) -> tuple[int, Any, list[Finding]]:
-    rows = check.page(session, shard_id, after, limit)
-    last = check.position(rows[-1]) if rows else after
-    return len(rows), last, check.judge(session, shard_id, rows)
+) -> CheckedPage:
+    return check.read(session, shard_id, after, limit)
 
 
 def _read_again(

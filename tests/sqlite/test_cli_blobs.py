@@ -88,3 +88,17 @@ def test_usage_errors(topology, ids, name, options, message):
     done = run(topology, name, **options)
     assert done.exit_code in (1, 2)
     assert message in done.stderr
+
+
+def test_a_shard_that_was_missing_is_rewritten_when_the_run_is_repeated(topology, ids):
+    document(topology, "train")
+    run(topology, "activate")
+    position = topology.parent / "position.json"
+    file = min(topology.parent.glob("server1/*"))
+    moved = file.rename(file.with_name("away"))
+    missing = run(topology, "rewrite", "--resume", position)
+    assert missing.exit_code == 3
+    moved.rename(file)
+    assert document(topology, "rewrite", "--resume", position)["rewritten"] == len(ids)
+    assert not position.exists()
+    assert document(topology, "status", "--rows")["versions"][0]["rows"] == 0

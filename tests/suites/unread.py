@@ -19,7 +19,6 @@ from sqla_shard import Cluster, schema
 from sqla_shard.cli.output import FAILED, NOT_READ
 from sqla_shard.cli.program import program
 from sqla_shard.upkeep import lists, run
-from sqla_shard.upkeep.blobs import rewrites
 from tests.models import spread_stages
 from tests.models.schema import Project
 from tests.models.unread_models import Base, fill
@@ -309,7 +308,6 @@ def check(scene: Scene, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(scene.directory)
     # The half minute for which a failover is waited for.
     monkeypatch.setattr(run, "PATIENCE", 0.2)
-    monkeypatch.setattr(rewrites, "PATIENCE", 0.2)
     monkeypatch.setattr(lists, "PATIENCE", 0.2)
     # And that for which a transaction is repeated.
     monkeypatch.setitem(Cluster.run.__kwdefaults__, "timeout", 1.0)

@@ -119,13 +119,14 @@ class Blobs:
     def places(self, cluster: Cluster) -> list[Place]:
         """Return the locations of the shards of the table, in order."""
         places = cluster.places
-        return places.all_places(self._keyspace(places))
+        return places.all_places(self.keyspace(places))
 
     def place(self, places: Places, shard_id: int) -> Place:
         """Return the location of a shard of the table."""
-        return places.place(self._keyspace(places), shard_id)
+        return places.place(self.keyspace(places), shard_id)
 
-    def _keyspace(self, places: Places) -> Keyspace:
+    def keyspace(self, places: Places) -> Keyspace:
+        """Return the keyspace of the table."""
         return places.keyspace(self._spec.keyspace, self._spec.kind)
 
 

@@ -13,49 +13,34 @@ not write them.
 
 from __future__ import annotations
 
-import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import bindparam, select, type_coerce, update
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.types import NullType
 
 from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unreachable import (
-    reason,
     unreachable_lines,
     unreachable_values,
     UnreachableServer,
 )
-from sqla_shard.exc import (
-    BlobError,
-    DamagedBlobError,
-    ServerUnreachableError,
-    VerifyPositionError,
-)
+from sqla_shard.exc import BlobError, DamagedBlobError
 from sqla_shard.session import ShardSession
 from sqla_shard.session.connections import bulk_on
+from sqla_shard.topology import Keyspace
 from sqla_shard.types import Blob
 from sqla_shard.types.blob import decode_stored, pack_blob
 from sqla_shard.types.compression import DICTIONARIES, MARKER, PREFIX_BYTES, unpack
 from sqla_shard.upkeep.blobs.dictionaries import active_id, Blobs
-from sqla_shard.util.files import replace_file
-from sqla_shard.util.json_values import parsed_json
+from sqla_shard.upkeep.checks import Check, CheckedPage
+from sqla_shard.upkeep.run import Run, VerifyProgress
 from sqla_shard.util.pace import Pace
-
-#: Seconds to retry the first failed transaction: a run waits for a failover
-#: once, not for each shard of a server.
-PATIENCE = 30.0
-
-_FORMAT = 1
-
-#: Mode of the position file.
-_MODE = 0o644
 
 #: Maximum number of unreadable rows in a report.
 _MOST = 1000
@@ -158,8 +143,8 @@ def rewrite(
     :raises VerifyPositionError: if the file belongs to another run.
     :raises ValueError: if ``rate`` or ``batch`` is not valid.
     """
-    run = _Run(cluster, Blobs(cls), rate, batch, position, on_progress)
-    return run.run(writes=True)
+    rows = _Rows(Blobs(cls), writes=True)
+    return _run(cluster, rows, Pace(rate=rate, batch=batch), on_progress, position)
 
 
 def check(
@@ -174,151 +159,142 @@ def check(
 
     The parameters are those of :func:`rewrite`; nothing is written.
     """
-    run = _Run(cluster, Blobs(cls), rate, batch, None, on_progress)
-    return run.run(writes=False)
+    rows = _Rows(Blobs(cls), writes=False)
+    return _run(cluster, rows, Pace(rate=rate, batch=batch), on_progress)
 
 
-class _Position:
-    """The file with the next shard, and the last id that was read there."""
-
-    def __init__(
-        self, path: str | os.PathLike[str] | None, table: str, shards: int
-    ) -> None:
-        self._path = None if path is None else Path(path)
-        self._run = {"format": _FORMAT, "table": table, "shards": shards}
-
-    def load(self) -> tuple[int, int]:
-        """Return the shard and the id, 0 and 0 without a file.
-
-        :raises VerifyPositionError: if it is the file of another run.
-        """
-        if self._path is None:
-            return 0, 0
-        try:
-            data = parsed_json(self._path.read_bytes())
-            if data["run"] != self._run:
-                raise ValueError(f"it is of the run {data['run']}")
-            return int(data["shard"]), int(data["after"])
-        except FileNotFoundError:
-            return 0, 0
-        except (ValueError, TypeError, LookupError) as error:
-            raise VerifyPositionError(
-                path=str(self._path), reason=f"it is not the file of this run: {error}"
-            ) from error
-
-    def save(self, shard: int, after: int) -> None:
-        """Write the position."""
-        if self._path is not None:
-            data = {"run": self._run, "shard": shard, "after": after}
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps(data).encode(), _MODE)
-
-    def remove(self) -> None:
-        """Remove the file."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-
-class _Run:
-    """One run over the rows of a table."""
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        blobs: Blobs,
-        rate: float | None,
-        batch: int,
-        position: str | os.PathLike[str] | None,
-        on_progress: Callable[[RewriteProgress], object] | None,
-    ) -> None:
-        pace = Pace(rate=rate, batch=batch)
-        self._cluster = cluster
-        self._blobs = blobs
-        self._batch = pace.limit
-        self._on_progress = on_progress
-        self._places = blobs.places(cluster)
-        self._file = _Position(position, blobs.table.name, len(self._places))
-        self._statements = _Statements(blobs.table)
-        self._report = RewriteReport(table=blobs.table.name)
-        self._throttle = pace.throttle()
-        self._down: dict[str, SQLAlchemyError] = {}
-        self._waits = True
-
-    def run(self, *, writes: bool) -> RewriteReport:
-        """Read all rows from the position on; write those of another form."""
-        first, after = self._file.load()
-        for shard_id in range(first, len(self._places)):
-            # The shard may have moved since the run began.
-            place = self._blobs.places(self._cluster)[shard_id]
-            try:
-                if place.server in self._down:
-                    self._skip(place, self._down[place.server])
-                    continue
-                self._shard(place, after, writes=writes)
-            except SQLAlchemyError as error:
-                if reason(error) is None:
-                    raise
-                if isinstance(reason(error), ServerUnreachableError):
-                    self._down[place.server] = error
-                self._waits = False
-                self._skip(place, error)
-            after = 0
-        if not self._report.unreachable:
-            self._file.remove()
-        return self._report
-
-    def _skip(self, place: Place, error: Exception) -> None:
-        self._report.unreachable.append(UnreachableServer.of([place], error))
-
-    def _shard(self, place: Place, after: int, *, writes: bool) -> None:
-        count = self._batch
-        while count == self._batch:
-            page: _Page = self._cluster.run(
-                _rewrite_page if writes else _check_page,
-                self._blobs,
-                self._statements,
-                place.shard_id,
-                after,
-                self._batch,
-                timeout=PATIENCE,
-                attempts=None if self._waits else 1,
-            )
-            count, after = page.rows, page.last
-            self._add(page)
-            self._file.save(place.shard_id, after)
-            self._throttle.take(count)
-            if self._on_progress is not None:
-                self._on_progress(
-                    RewriteProgress(
-                        shard_id=place.shard_id,
-                        shards=len(self._places),
-                        rows=self._report.rows,
-                        rewritten=self._report.rewritten,
-                    )
+def _run(
+    cluster: Cluster,
+    rows: _Rows,
+    pace: Pace,
+    on_progress: Callable[[RewriteProgress], object] | None,
+    position: str | os.PathLike[str] | None = None,
+) -> RewriteReport:
+    def progress(seen: VerifyProgress) -> None:
+        if on_progress is not None:
+            on_progress(
+                RewriteProgress(
+                    shard_id=seen.shard_id,
+                    shards=seen.shards,
+                    rows=seen.looked,
+                    rewritten=seen.counts["rewritten"],
                 )
+            )
 
-    def _add(self, page: _Page) -> None:
-        report = self._report
-        report.rows += page.rows
-        report.rewritten += page.rewritten
-        report.changed += page.changed
-        report.bytes_before += page.bytes_before
-        report.bytes_after += page.bytes_after
-        left = _MOST - len(report.unreadable)
-        report.unreadable += page.unreadable[:left]
+    report = Run(
+        cluster,
+        [rows],
+        repair=(),
+        pace=pace,
+        command="rewrite",
+        position=position,
+        on_progress=progress,
+    ).run()
+    counts = report.tallies[rows.subject].looked
+    unreadable = [
+        UnreadableRow(object_id=object_id, reason=text)
+        for object_id, text in rows.unreadable.items()
+    ]
+    return RewriteReport(
+        table=rows.subject,
+        rows=counts["rows"],
+        rewritten=counts["rewritten"],
+        changed=counts["changed"],
+        bytes_before=counts["bytes_before"],
+        bytes_after=counts["bytes_after"],
+        unreadable=unreadable[:_MOST],
+        unreachable=[*report.unreachable],
+    )
 
 
-@dataclass(kw_only=True)
-class _Page:
-    """The result of one transaction."""
+class _Rows(Check):
+    """The rows of a table, each page of which is read, or rewritten.
 
-    last: int
-    rows: int = 0
-    rewritten: int = 0
-    changed: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    unreadable: list[UnreadableRow] = field(default_factory=list)
+    :ivar unreadable: the rows that cannot be read, and why.
+    """
+
+    def __init__(self, blobs: Blobs, *, writes: bool) -> None:
+        self.subject = blobs.table.name
+        self.kinds = {}
+        self.unreadable: dict[int, str] = {}
+        self._blobs = blobs
+        self._writes = writes
+        self._statements = _Statements(blobs.table)
+
+    def keyspace(self, places: Places) -> Keyspace:
+        return self._blobs.keyspace(places)
+
+    def read(
+        self, session: ShardSession, shard_id: int, after: Any, limit: int
+    ) -> CheckedPage:
+        """Read a page of rows; write those whose form is not the active one."""
+        place = self._blobs.place(session.places, shard_id)
+        rows = session.execute(
+            self._statements.read.limit(limit),
+            {"after": after or 0},
+            bind_arguments={"place": place},
+        ).all()
+        readable = []
+        for object_id, value, moment in rows:
+            try:
+                blob = decode_stored(value, self._blobs.type)
+            except BlobError as error:
+                if len(self.unreadable) < _MOST:
+                    self.unreadable[object_id] = str(error)
+            else:
+                self.unreadable.pop(object_id, None)
+                readable.append((object_id, value, moment, blob))
+        counts: Counter[str] = Counter()
+        if self._writes:
+            self._write(session, place, readable, counts)
+        last = rows[-1][0] if rows else after
+        return CheckedPage(len(rows), last, counts=counts)
+
+    def _write(
+        self,
+        session: ShardSession,
+        place: Place,
+        rows: Sequence[Any],
+        counts: Counter[str],
+    ) -> None:
+        active = active_id(session, place, self._blobs.name)
+        dictionary = None if active is None else DICTIONARIES.find(active)
+        prefix = b"" if dictionary is None else dictionary.prefix
+        # The text of the rows is the same, so that caches stay valid.
+        with bulk_on(session, place):
+            view = session._view(place)
+            for object_id, old, moment, blob in rows:
+                if _form(old) == prefix:
+                    continue
+                blob.dictionary = dictionary
+                new = self._packed(blob)
+                if new == old:
+                    continue
+                key = {"the_id": object_id}
+                done = view.execute(
+                    self._statements.write, {**key, "old": old, "new": new}
+                )
+                if not done.rowcount:
+                    counts["changed"] += 1
+                    continue
+                if view.dialect.name == "sqlite":
+                    # The trigger has set the time of the last change.
+                    view.execute(self._statements.restore_time, {**key, "time": moment})
+                counts["rewritten"] += 1
+                counts["bytes_before"] += _length(old)
+                counts["bytes_after"] += _length(new)
+
+    def _packed(self, blob: Blob) -> str | bytes:
+        text: Any = blob.source
+        packed = pack_blob(blob, text)
+        if packed is None:
+            return str(text)
+        if unpack(packed, self._blobs.type.limit) != text:
+            raise DamagedBlobError(
+                table=self._blobs.table.name,
+                reason="its text differs after compression; nothing was written",
+            )
+        return packed
 
 
 class _Statements:
@@ -355,113 +331,5 @@ def _form(value: str | bytes) -> bytes:
     return value[:PREFIX_BYTES]
 
 
-class _Work:
-    """One page of rows of a shard, in a transaction."""
-
-    def __init__(
-        self, session: ShardSession, blobs: Blobs, shard_id: int, after: int
-    ) -> None:
-        self._session = session
-        self._blobs = blobs
-        self._place = blobs.place(session.places, shard_id)
-        self.page = _Page(last=after)
-
-    def read(self, statements: _Statements, batch: int) -> list[Any]:
-        """Return the rows that can be read, each with its blob."""
-        rows = self._session.execute(
-            statements.read.limit(batch),
-            {"after": self.page.last},
-            bind_arguments={"place": self._place},
-        ).all()
-        self.page.rows = len(rows)
-        readable = []
-        for object_id, value, moment in rows:
-            self.page.last = object_id
-            try:
-                blob = decode_stored(value, self._blobs.type)
-            except BlobError as error:
-                self.page.unreadable.append(
-                    UnreadableRow(object_id=object_id, reason=str(error))
-                )
-            else:
-                readable.append((object_id, value, moment, blob))
-        return readable
-
-    def write(self, statements: _Statements, rows: Sequence[Any]) -> None:
-        """Write the rows whose form is not that of the active dictionary."""
-        found = active_id(self._session, self._place, self._blobs.name)
-        dictionary = None if found is None else DICTIONARIES.find(found)
-        prefix = b"" if dictionary is None else dictionary.prefix
-        # The text of the rows is the same, so that caches stay valid.
-        with bulk_on(self._session, self._place):
-            for object_id, value, moment, blob in rows:
-                if _form(value) != prefix:
-                    blob.dictionary = dictionary
-                    new = self._packed(blob)
-                    if new != value:
-                        self._replace(statements, object_id, value, new, moment)
-
-    def _packed(self, blob: Blob) -> str | bytes:
-        text: Any = blob.source
-        packed = pack_blob(blob, text)
-        if packed is None:
-            return str(text)
-        if unpack(packed, self._blobs.type.limit) != text:
-            raise DamagedBlobError(
-                table=self._blobs.table.name,
-                reason="its text differs after compression; nothing was written",
-            )
-        return packed
-
-    def _replace(
-        self,
-        statements: _Statements,
-        object_id: int,
-        old: str | bytes,
-        new: str | bytes,
-        moment: Any,
-    ) -> None:
-        view = self._session._view(self._place)
-        key = {"the_id": object_id}
-        done = view.execute(statements.write, {**key, "old": old, "new": new})
-        if not done.rowcount:
-            self.page.changed += 1
-            return
-        if view.dialect.name == "sqlite":
-            # The trigger has set the time of the last change.
-            view.execute(statements.restore_time, {**key, "time": moment})
-        self.page.rewritten += 1
-        self.page.bytes_before += _length(old)
-        self.page.bytes_after += _length(new)
-
-
 def _length(value: str | bytes) -> int:
     return len(value.encode() if isinstance(value, str) else value)
-
-
-def _check_page(
-    session: ShardSession,
-    blobs: Blobs,
-    statements: _Statements,
-    shard_id: int,
-    after: int,
-    batch: int,
-) -> _Page:
-    """Read a page of rows."""
-    work = _Work(session, blobs, shard_id, after)
-    work.read(statements, batch)
-    return work.page
-
-
-def _rewrite_page(
-    session: ShardSession,
-    blobs: Blobs,
-    statements: _Statements,
-    shard_id: int,
-    after: int,
-    batch: int,
-) -> _Page:
-    """Read a page of rows, and rewrite those of another form."""
-    work = _Work(session, blobs, shard_id, after)
-    work.write(statements, work.read(statements, batch))
-    return work.page
