@@ -318,7 +318,8 @@ class _ConnectionState:
         """Handle ``reset``: roll back if a transaction may be open."""
         # Do not use state.transaction_was_reset: it is also set if COMMIT has
         # failed and the transaction may still be open.
-        if not state.asyncio_safe:
+        if record is None or not state.asyncio_safe:
+            # SQLAlchemy closes it next: it was detached, or is collected.
             return
         if record.info.get(ENDED) and not (
             # The driver's cursor may have begun a transaction.

@@ -260,6 +260,8 @@ def test_a_connection_that_was_given_up_is_detached(tmp_path: Path) -> None:
             assert wire is connection.connection.dbapi_connection
             connection.detach()
         assert engines.open_connections.take() == []
+        with pytest.raises(ProgrammingError, match="closed database"):
+            wire.execute("SELECT 1")
 
 
 def test_close_does_not_wait_for_what_is_never_returned(
