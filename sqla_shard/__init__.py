@@ -36,8 +36,8 @@ is on the virtual shard of its 64-bit id.
 #   monitor/     definitions and collectors of metrics; load per shard; the
 #                dashboard: pages that show a fleet, for Flask and a browser
 #   migrate/     from one database to shards: measures, and moves the rows
-#   ext/         Flask, OpenTelemetry, SQLAlchemy's ShardedSession; nothing
-#                imports it
+#   ext/         Flask, FastAPI, OpenTelemetry, SQLAlchemy's ShardedSession;
+#                nothing imports it
 #   testing/     local servers, faults, logs, a linter; nothing imports it
 #   cli/         the program sqla-shard; nothing imports it
 

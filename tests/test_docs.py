@@ -492,6 +492,7 @@ def test_every_public_name_is_in_the_reference(name):
         "models.deletion",
         "topology",
         "testing",
+        "ext.fastapi",
         "ext.flask",
         "ext.horizontal_shard",
         "ext.opentelemetry",

@@ -45,7 +45,10 @@ LAYERS = {
     "fleet": "fsspec kazoo sqlalchemy",
     "monitor": "alembic flask prometheus_client sqlalchemy werkzeug",
     "migrate": "sqlalchemy",
-    "ext": "click flask opentelemetry sqlalchemy werkzeug",
+    "ext": (
+        "click fastapi flask opentelemetry pydantic pydantic_core sqlalchemy "
+        "starlette werkzeug"
+    ),
     "testing": "greenlet pymysql pytest sqlalchemy",
     # The front door: everything except for optional modules.
     "api": "",
@@ -81,6 +84,7 @@ APART = {
 # The only places that import a third party.
 PLACES = {
     "backports": "sqla_shard.types.compression",
+    "fastapi": "sqla_shard.ext.fastapi",
     "fsspec": "sqla_shard.fleet.files",
     # A shell waits for completion, and the package of topologies takes long.
     "kazoo": ("sqla_shard.topology.zookeeper.", "sqla_shard.cli.completion"),
@@ -96,11 +100,13 @@ OPTIONAL = (
     "backports",
     "click",
     "dogpile",
+    "fastapi",
     "flask",
     "fsspec",
     "kazoo",
     "opentelemetry",
     "prometheus_client",
+    "pydantic",
     "pymemcache",
     "pymysql",
     "pytest",
@@ -117,6 +123,7 @@ OPTIONAL = (
     "sqla_shard.schema",
     "sqla_shard.testing",
     "sqla_shard.upkeep",
+    "starlette",
 )
 
 # Python 3.11 lacks one that is imported by version.

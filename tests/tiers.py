@@ -380,7 +380,7 @@ _AREAS = {
         "frozen",
     ),
     "exc": ("failures", "refusal", "summaries"),
-    "ext": ("flask", "opentelemetry", "horizontal"),
+    "ext": ("fastapi", "flask", "opentelemetry", "horizontal"),
     "fleet": (),
     "ids": ("id", "layout", "layouts"),
     "jobs": (),

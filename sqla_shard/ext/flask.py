@@ -40,30 +40,16 @@ no passwords; do not expose it to the public.
 metrics of :mod:`sqla_shard.monitor.prometheus`; it needs the extra
 ``prometheus``.
 
-With ``SQLA_SHARD_ERRORS``, errors of the cluster are HTTP responses:
-
-====== ====================================================================
-status error
-====== ====================================================================
-400    an id, key, bookmark or value in the request is not valid, or it wants
-       more than a limit of scatter() allows
-404    the shard of the id is not open
-409    another client has changed or taken a key, a row or a neighbour
-503    a server does not respond, or a transaction was repeated without success
-====== ====================================================================
-
-A response with status 503 has the header ``Retry-After``, except if the
-outcome of a COMMIT is unknown: repeating the request could write twice.
+With ``SQLA_SHARD_ERRORS``, errors of the cluster are HTTP responses with the
+statuses of :mod:`sqla_shard.ext.responses`.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial, wraps
-from traceback import format_tb
 from typing import (
     Any,
     Concatenate,
@@ -76,40 +62,17 @@ from typing import (
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, event, MetaData, Select
-from sqlalchemy.exc import (
-    MultipleResultsFound,
-    NoResultFound,
-    OperationalError,
-    SQLAlchemyError,
-    TimeoutError,  # noqa: A004 - that of the pool
-)
+from sqlalchemy.exc import MultipleResultsFound, NoResultFound, SQLAlchemyError
 from sqlalchemy.orm import Mapper
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.exc import (
-    BlobValueError,
-    ClaimLostError,
-    CommitUnknownError,
     ExtensionSetupError,
-    InvalidBookmarkError,
     InvalidIdError,
-    InvalidKeyError,
-    KeyPendingError,
-    KeyTakenError,
-    KeyUsedError,
     MissingExtraError,
-    PartialCommitError,
-    RetriesExhaustedError,
     ScatterLimitError,
-    ServerFencedError,
-    ServerRetiredError,
-    ServerUnreachableError,
-    ShardMovedError,
-    StaleDataError,
-    StaleListError,
     UnknownShardError,
 )
-from sqla_shard.exc.base import summary
 from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout, TypeRegistry
 from sqla_shard.session import ShardSession
 from sqla_shard.session.commit import CommitReport
@@ -129,13 +92,7 @@ try:
         Response,
     )
     from flask.typing import ResponseReturnValue
-    from werkzeug.exceptions import (
-        BadRequest,
-        Conflict,
-        HTTPException,
-        NotFound,
-        ServiceUnavailable,
-    )
+    from werkzeug.exceptions import default_exceptions
     from werkzeug.routing import BaseConverter, Map, ValidationError
 except ImportError as error:
     raise MissingExtraError(
@@ -144,48 +101,12 @@ except ImportError as error:
 
 from sqla_shard.ext.flask_commands import EXTENSION, shard_commands
 from sqla_shard.ext.flask_pagination import count_rows, page_argument, Pagination
+from sqla_shard.ext.responses import answer_to, ANSWERS, health_status, losses_logged
 
 if TYPE_CHECKING:
     from sqla_shard.cache import Cached
 
 __all__ = ["ContextSession", "FlaskCluster", "ObjectIdConverter"]
-
-_log = logging.getLogger(__name__)
-
-RETRY_AFTER = 5
-
-"""Seconds after which a client may repeat a request with status 503."""
-
-_UNAVAILABLE = partial(ServiceUnavailable, retry_after=RETRY_AFTER)
-
-_INVALID = (
-    BlobValueError,
-    InvalidBookmarkError,
-    InvalidIdError,
-    InvalidKeyError,
-    ScatterLimitError,
-)
-
-_NOT_FOUND = (UnknownShardError,)
-
-_CONFLICTS = (
-    ClaimLostError,
-    KeyTakenError,
-    KeyUsedError,
-    StaleDataError,
-    StaleListError,
-)
-
-_UNREACHABLE = (
-    RetriesExhaustedError,
-    ServerFencedError,
-    ServerRetiredError,
-    ServerUnreachableError,
-    ShardMovedError,
-    TimeoutError,
-)
-
-_UNKNOWN_OUTCOME = (CommitUnknownError, KeyPendingError, PartialCommitError)
 
 
 def register_errors(app: Flask) -> None:
@@ -194,39 +115,15 @@ def register_errors(app: Flask) -> None:
     Handlers that the application registers later for the same errors take
     precedence.  Its handlers for the statuses render the pages.
     """
-    for kinds, made in (
-        (_INVALID, BadRequest),
-        (_NOT_FOUND, NotFound),
-        (_CONFLICTS, Conflict),
-        (_UNREACHABLE, _UNAVAILABLE),
-        (_UNKNOWN_OUTCOME, ServiceUnavailable),
-    ):
-        for kind in kinds:
-            app.register_error_handler(kind, partial(_answer, made))
-    app.register_error_handler(OperationalError, _operational)
+    for kind in ANSWERS:
+        app.register_error_handler(kind, _answer)
 
 
-def _operational(error: OperationalError) -> ResponseReturnValue:
-    if not error.connection_invalidated:
-        # MySQL drivers also raise it for unknown columns, which is a bug of
-        # the application.
-        raise error
-    return _answer(_UNAVAILABLE, error)
-
-
-def _answer(made: Any, error: Exception) -> ResponseReturnValue:
-    response: HTTPException = made()
-    if response.code == ServiceUnavailable.code:
-        _log.error(
-            "a request failed: %s\n%s",
-            summary(error),
-            # Omit the errors that caused it, which contain the parameters of
-            # statements.
-            "".join(format_tb(error.__traceback__)),
-            extra={"action": "answer"},
-        )
-    # Do not send the message to clients: it contains names of servers and
-    # ids.
+def _answer(error: Exception) -> ResponseReturnValue:
+    status, retry_after = answer_to(error)
+    response: Any = default_exceptions[status]()
+    if retry_after is not None:
+        response.retry_after = retry_after
     return current_app.handle_http_exception(response)
 
 
@@ -765,28 +662,17 @@ def _health(cluster: Cluster) -> Response:
     """Respond to the health route; the module describes the status."""
     found = cluster.health()
     response = jsonify(found.as_dict())
-    wanted = all if request.args.get("all") == "1" else any
-    serves = wanted(error is None for error in found.servers.values())
-    if found.state == "closed" or not serves:
-        response.status_code = 503
+    every = request.args.get("all") == "1"
+    response.status_code = health_status(found, every=every)
     response.cache_control.no_store = True
     return response
 
 
 def _close_session(error: BaseException | None) -> None:
     session: ShardSession | None = g.pop(_SESSION, None)
-    if session is None:
-        return
-    try:
-        session.close()
-    except SQLAlchemyError as lost:
-        # The response is ready and did not commit: a lost server must not
-        # turn the response into an error.
-        _log.warning(
-            "a session could not be rolled back; its connections are closed: %s",
-            summary(lost),
-            extra={"action": "close session"},
-        )
+    if session is not None:
+        with losses_logged():
+            session.close()
 
 
 class ObjectIdConverter(BaseConverter):

@@ -67,7 +67,7 @@ def test_a_server_lost_after_the_view_does_not_lose_the_answer(
         fragile.kill()
         return " ".join(titles)
 
-    with caplog.at_level(logging.WARNING, "sqla_shard.ext.flask"):
+    with caplog.at_level(logging.WARNING, "sqla_shard.ext.responses"):
         answer = app.test_client().get("/")
     assert (answer.status_code, answer.text) == (200, "Boats Boats")
     (record,) = caplog.records

@@ -1,0 +1,155 @@
+"""The HTTP responses to errors of a cluster, for every framework.
+
+====== ====================================================================
+status error
+====== ====================================================================
+400    an id, key, bookmark or value in the request is not valid, or it wants
+       more than a limit of scatter() allows
+404    the shard of the id is not open
+409    another client has changed or taken a key, a row or a neighbour
+503    a server does not respond, or a transaction was repeated without success
+====== ====================================================================
+
+A response with status 503 has the header ``Retry-After``, except if the
+outcome of a COMMIT is unknown: repeating the request could write twice.
+Messages of errors are logged and not sent to clients: they contain names of
+servers and ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import format_tb
+from typing import NamedTuple
+
+from sqlalchemy.exc import (
+    OperationalError,
+    SQLAlchemyError,
+    TimeoutError,  # noqa: A004 - that of the pool
+)
+
+from sqla_shard.cluster.health import Health
+from sqla_shard.exc import (
+    BlobValueError,
+    ClaimLostError,
+    CommitUnknownError,
+    InvalidBookmarkError,
+    InvalidIdError,
+    InvalidKeyError,
+    KeyPendingError,
+    KeyTakenError,
+    KeyUsedError,
+    PartialCommitError,
+    RetriesExhaustedError,
+    ScatterLimitError,
+    ServerFencedError,
+    ServerRetiredError,
+    ServerUnreachableError,
+    ShardMovedError,
+    StaleDataError,
+    StaleListError,
+    UnknownShardError,
+)
+from sqla_shard.exc.base import summary
+
+__all__ = ["ANSWERS", "Answer", "answer_to", "health_status", "losses_logged"]
+
+_log = logging.getLogger(__name__)
+
+
+class Answer(NamedTuple):
+    """The response to an error.
+
+    :ivar retry_after: seconds after which a client may repeat the request;
+        None if it should not.
+    """
+
+    status: int
+    retry_after: int | None = None
+
+
+_REPEATABLE = Answer(503, retry_after=5)
+
+#: By class of error; a subclass has its own or the nearest.
+ANSWERS: dict[type[Exception], Answer] = {
+    BlobValueError: Answer(400),
+    InvalidBookmarkError: Answer(400),
+    InvalidIdError: Answer(400),
+    InvalidKeyError: Answer(400),
+    ScatterLimitError: Answer(400),
+    UnknownShardError: Answer(404),
+    ClaimLostError: Answer(409),
+    KeyTakenError: Answer(409),
+    KeyUsedError: Answer(409),
+    StaleDataError: Answer(409),
+    StaleListError: Answer(409),
+    OperationalError: _REPEATABLE,
+    RetriesExhaustedError: _REPEATABLE,
+    ServerFencedError: _REPEATABLE,
+    ServerRetiredError: _REPEATABLE,
+    ServerUnreachableError: _REPEATABLE,
+    ShardMovedError: _REPEATABLE,
+    TimeoutError: _REPEATABLE,
+    CommitUnknownError: Answer(503),
+    KeyPendingError: Answer(503),
+    PartialCommitError: Answer(503),
+}
+
+
+def answer_to(error: Exception) -> Answer:
+    """Return the response to an error, and log one with status 503.
+
+    :param error: of a class in :data:`ANSWERS`.
+    :raises OperationalError: the error itself, if the connection is intact:
+        MySQL drivers raise it for unknown columns, too, which are a bug of
+        the application.
+    """
+    kind = next(kind for kind in type(error).__mro__ if kind in ANSWERS)
+    if (
+        kind is OperationalError
+        and isinstance(error, OperationalError)
+        and not error.connection_invalidated
+    ):
+        raise error
+    answer = ANSWERS[kind]
+    if answer.status == 503:
+        _log.error(
+            "a request failed: %s\n%s",
+            summary(error),
+            # Omit the errors that caused it, which contain the parameters of
+            # statements.
+            "".join(format_tb(error.__traceback__)),
+            extra={"action": "answer"},
+        )
+    return answer
+
+
+def health_status(found: Health, *, every: bool) -> int:
+    """Return the status of a health route.
+
+    It is 503 if the cluster is closed or no server responds.
+
+    :param every: whether it is also 503 as soon as one server is down.
+    """
+    wanted = all if every else any
+    serves = wanted(error is None for error in found.servers.values())
+    return 200 if serves and found.state != "closed" else 503
+
+
+@contextmanager
+def losses_logged() -> Iterator[None]:
+    """Log the error of a session that is closed at the end of a request.
+
+    The response is ready and did not commit: a lost server must not turn it
+    into an error.
+    """
+    try:
+        yield
+    except SQLAlchemyError as lost:
+        _log.warning(
+            "a session could not be rolled back; its connections are closed: %s",
+            summary(lost),
+            extra={"action": "close session"},
+        )
