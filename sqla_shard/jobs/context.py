@@ -29,11 +29,12 @@ from sqla_shard.outbox.scan import PARALLEL
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util.json_values import is_json, JSON_VALUE
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 class Ending(Enum):

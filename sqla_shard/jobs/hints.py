@@ -10,7 +10,6 @@ jobs without it.
 from __future__ import annotations
 
 import json
-import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -23,12 +22,13 @@ from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.hint_channels import Channel, channel_at, TIMEOUT
 from sqla_shard.jobs.survey import DueGroup
 from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Called with groups that have a due job, by any thread.
 Listener = Callable[[Collection[DueGroup]], None]

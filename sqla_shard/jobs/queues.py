@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -34,6 +33,7 @@ from sqla_shard.outbox.scan import scan
 from sqla_shard.outbox.tables import JOBS, QUEUES
 from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -316,7 +316,7 @@ def _read_tasks(
     return list(session.execute(_TASKS, values, bind_arguments={"places": places}))
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 # -- Pauses and limits of queues, which all workers share.
 #

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import inspect
+import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -26,13 +29,14 @@ from sqla_shard.exc import (
     TaskDefinitionError,
     UnknownTaskError,
 )
-from sqla_shard.exc.base import summary
+from sqla_shard.exc.base import shown, summary
 from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.context import as_current, Ending, Outcome, RunningJob
 from sqla_shard.jobs.tasks import Task
 from sqla_shard.outbox.apply import place_at
 from sqla_shard.session.transaction import TransactionLog
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.pace import jittered
 
 if TYPE_CHECKING:
@@ -246,59 +250,100 @@ def _arguments(running: RunningJob) -> dict[str, Any]:
 def _call(cluster: Cluster, task: Task, running: RunningJob) -> None:
     arguments = _arguments(running)
     if not task.in_transaction:
-        task.function(**arguments)
+        with _in_this_process():
+            _refuse_unrun(task, task.function(**arguments))
         return
     guard = _Guard(running.job)
     with cluster.session(**_options(running)) as session:
         _begin(session, running, guard)
-        task.function(session, **arguments)
+        with _in_this_process():
+            _refuse_unrun(task, task.function(session, **arguments))
         _commit(session, running, guard)
+
+
+@contextmanager
+def _in_this_process() -> Iterator[None]:
+    """End a child that the function has forked, where the function ends.
+
+    It would be a second worker, with the connections of its parent.
+    """
+    parent, status = os.getpid(), 1
+    try:
+        yield
+        status = 0
+    except SystemExit as error:
+        status = int(bool(error.code))
+        raise
+    finally:
+        if os.getpid() != parent:
+            os._exit(status)
+
+
+def _refuse_unrun(task: Task, result: Any) -> None:
+    """Refuse the result of a function that has not run.
+
+    Such as one with ``yield``, or that returns a call of one that is ``async def``.
+
+    :raises TaskDefinitionError: if it is one.
+    """
+    is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
+    if is_generator or inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()  # otherwise Python warns, too
+        raise TaskDefinitionError(
+            f"it has returned {shown(result)}, and its code has not run; a task is "
+            "a function without yield, and async def if it awaits",
+            task=task.name,
+        )
 
 
 async def _await(cluster: Cluster, task: Task, running: RunningJob) -> None:
     arguments = _arguments(running)
     if not task.in_transaction:
-        await _within(task.function(**arguments), running)
+        await _within(task, task.function(**arguments), running)
         return
     guard = _Guard(running.job)
     async with cluster.async_session(**_options(running)) as session:
         await session.run_sync(_begin, running, guard)
         running.check()  # what was awaited may have swallowed a cancellation
-        await _within(task.function(session, **arguments), running)
+        await _within(task, task.function(session, **arguments), running)
         # A COMMIT that is cancelled may or may not have taken effect.
         await to_the_end(session.run_sync(_commit, running, guard))
 
 
-async def _within(awaited: Coroutine[Any, Any, Any], running: RunningJob) -> None:
+async def _within(
+    task: Task, awaited: Coroutine[Any, Any, Any], running: RunningJob
+) -> None:
     """Await the function, not longer than its time limit.
 
     :raises JobTimeLimitError: if it was cancelled.
     """
-    task = asyncio.ensure_future(_result_of(awaited))
+    future = asyncio.ensure_future(_result_of(task, awaited))
     try:
-        await asyncio.wait([task], timeout=running.remaining)
-        is_late = not task.done()
+        await asyncio.wait([future], timeout=running.remaining)
+        is_late = not future.done()
     finally:
-        while not task.done():
+        while not future.done():
             # Again and again: what it awaits may swallow a cancellation, as
             # wait_for() does before Python 3.12.
-            task.cancel()
-            await asyncio.wait([task], timeout=_CANCEL_SECONDS)
+            future.cancel()
+            await asyncio.wait([future], timeout=_CANCEL_SECONDS)
         # Another job may have cancelled it before it has begun.
         awaited.close()
     if is_late:
         raise running.late()
-    ending = task.result()
+    ending = future.result()
     if ending is not None:
         raise ending
 
 
 async def _result_of(
-    awaited: Coroutine[Any, Any, Any],
+    task: Task, awaited: Coroutine[Any, Any, Any]
 ) -> SystemExit | KeyboardInterrupt | None:
     """Await the function; return what would end the event loop."""
     try:
-        await awaited
+        with _in_this_process():
+            _refuse_unrun(task, await awaited)
     except (SystemExit, KeyboardInterrupt) as error:
         return error
     return None
@@ -344,7 +389,7 @@ class _Guard:
             )
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 # -- Events of jobs for listeners of the application, such as OpenTelemetry.
@@ -555,13 +600,17 @@ class Runners:
             running = jobs.get()
             if running is None:
                 return
-            job_begins(self._cluster, running.job)
-            try:
-                outcome = run_job(self._cluster, running, self._beginnings)
-            # Without an outcome the job would be held for ever.
-            except BaseException as error:
-                outcome = _unforeseen(running, error)
-            self._finished(running, job_ends(self._cluster, running, outcome))
+            # The next job must not see what this one sets, such as its tenant.
+            copy_context().run(self._run, running)
+
+    def _run(self, running: RunningJob) -> None:
+        job_begins(self._cluster, running.job)
+        try:
+            outcome = run_job(self._cluster, running, self._beginnings)
+        # Without an outcome the job would be held for ever.
+        except BaseException as error:
+            outcome = _unforeseen(running, error)
+        self._finished(running, job_ends(self._cluster, running, outcome))
 
 
 class _Loop:

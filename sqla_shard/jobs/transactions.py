@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -43,6 +42,7 @@ from sqla_shard.outbox.pending_operations import KEEP, since, WHICH_DUE, WHICH_O
 from sqla_shard.outbox.scan import read_all
 from sqla_shard.outbox.tables import JOB_KEYS, JOBS
 from sqla_shard.session import ShardSession
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -321,7 +321,7 @@ def deliver(cluster: Cluster) -> DeliveryReport:
     return report
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 # -- One transaction of a worker on a shard: outcomes go, new jobs come.

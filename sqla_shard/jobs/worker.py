@@ -12,7 +12,6 @@ hold back others that an idle worker could run.
 
 from __future__ import annotations
 
-import logging
 import queue
 import random
 from collections import Counter
@@ -45,11 +44,12 @@ from sqla_shard.jobs.transactions import (
     KEEP_FAILED,
 )
 from sqla_shard.outbox.apply import Address
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Seconds of work that are claimed ahead.
 _AHEAD = 0.5

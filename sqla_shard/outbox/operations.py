@@ -221,10 +221,11 @@ class Operation(Generic[P]):
 
 def _check_function(function: Any, name: str) -> inspect.Signature:
     """Return the signature of a function, if it can be an operation."""
-    if not callable(function) or inspect.iscoroutinefunction(function):
+    runs_later = inspect.iscoroutinefunction, inspect.isgeneratorfunction
+    if not callable(function) or any(one(function) for one in runs_later):
         raise OperationDefinitionError(
-            f"{function!r} must be a function that takes a session, and not "
-            "async def: with asyncio it is called as by session.run_sync()",
+            f"{function!r} must be a function that takes a session, without yield, "
+            "and not async def: with asyncio it is called as by session.run_sync()",
             operation=name,
         )
     signature = inspect.signature(function)

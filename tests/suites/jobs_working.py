@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -414,6 +416,11 @@ class Unknown(BaseException):
     pass
 
 
+class BrokenHandler(logging.Handler):
+    def emit(self, record: object) -> None:
+        raise ValueError("I/O operation on closed file")
+
+
 def deep(count: int) -> int:
     return deep(count + 1)
 
@@ -467,6 +474,26 @@ def of_a_handler() -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
 
+def forks() -> None:
+    """Fail in both processes: the child must not go on as a worker."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    raise RuntimeError("as its child")
+
+
+def a_generator() -> Iterator[int]:
+    yield 1
+
+
+async def a_coroutine() -> None:
+    pass
+
+
+async def an_async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
 #: Ways to fail that tasks of an application find.
 WAYS: dict[str, Callable[[], object]] = {
     "a file name that is no UTF-8": raising(
@@ -515,6 +542,10 @@ WAYS: dict[str, Callable[[], object]] = {
     "a loop that is stopped": stops_the_loop,
     "all tasks are cancelled": cancels_all,
     "a handler of a signal": of_a_handler,
+    "a child": forks,
+    "a generator": a_generator,
+    "a coroutine": a_coroutine,
+    "an asynchronous generator": an_async_generator,
 }
 
 
@@ -523,14 +554,14 @@ class Strangers(Suite):
 
     @pytest.mark.parametrize("kind", ["session", "plain", "async"])
     def test_each_way_to_fail(self, cluster, near, defined, kind):
-        def of_session(session: Any, name: str) -> None:
-            WAYS[name]()
+        def of_session(session: Any, name: str) -> object:
+            return WAYS[name]()
 
-        def plain(name: str) -> None:
-            WAYS[name]()
+        def plain(name: str) -> object:
+            return WAYS[name]()
 
-        async def awaited(name: str) -> None:
-            WAYS[name]()
+        async def awaited(name: str) -> object:
+            return WAYS[name]()
 
         functions = {"session": of_session, "plain": plain, "async": awaited}
         strange = defined(
@@ -550,6 +581,41 @@ class Strangers(Suite):
         assert counters(cluster, [near]) == [len(WAYS)]
         states = Counts(row.state for row in rows(cluster))
         assert states == {JobState.DONE: len(WAYS), JobState.FAILED: len(WAYS)}
+
+    def test_a_handler_of_the_log_that_fails(self, cluster, near, defined):
+        """As that of a stream that is closed."""
+        handler = BrokenHandler()
+        log = logging.getLogger("sqla_shard.jobs")
+
+        def fails_then(session: Any) -> None:
+            raise ValueError
+
+        def good_one(session: Any, counter_id: int) -> None:
+            add(session, counter_id)
+
+        strange, good = defined(fails_then, max_attempts=1), defined(good_one)
+        strange.enqueue_now(cluster, near=near)
+        good.enqueue_now(cluster, near, near=near)
+        log.addHandler(handler)
+        try:
+            report = work(cluster, "own", concurrency=1)
+        finally:
+            log.removeHandler(handler)
+        assert (report.succeeded, report.failed) == (1, 1)
+
+    def test_what_a_job_sets_is_its_own(self, cluster, near, defined):
+        tenant = ContextVar("tenant", default="none")
+        seen: list[str] = []
+
+        def sets(session: Any) -> None:
+            seen.append(tenant.get())
+            tenant.set("of another job")
+
+        made = defined(sets)
+        for _ in range(3):
+            made.enqueue_now(cluster, near=near)
+        assert work(cluster, "own", concurrency=1).succeeded == 3
+        assert seen == ["none"] * 3
 
     @pytest.mark.parametrize("column", ["arguments", "checkpoint", "context"])
     def test_a_row_that_cannot_be_read_holds_nobody(

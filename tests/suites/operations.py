@@ -443,8 +443,11 @@ class Arguments(Suite):
         async def awaited(session, account_id):
             raise AssertionError("never called")
 
+        def yields(session, account_id):
+            yield session
+
         for function in (
-            awaited,
+            *(awaited, yields),
             lambda session: None,
             lambda session, *ids: None,
             lambda session, **more: None,
