@@ -678,7 +678,8 @@ class _Loop:
     def _begin(self) -> None:
         while self._waiting and len(self._tasks) < self._concurrency:
             running = self._waiting.popleft()
-            task = asyncio.ensure_future(self._run(running))
+            # Not by the factory for tasks of the loop, which a job may have set.
+            task = asyncio.Task(self._run(running), loop=self._loop)
             running.cancel = self._canceller(task)
             self._tasks.add(task)
             task.add_done_callback(partial(self._ended, running))

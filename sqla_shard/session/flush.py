@@ -26,7 +26,7 @@ from sqla_shard.planning import routes, spec_of, TableSpec
 from sqla_shard.session.get import refuse_cached_autocommit
 from sqla_shard.session.placement import issue_for_objects, parent_shard, root_shard
 from sqla_shard.topology import Keyspace
-from sqla_shard.types import IdType
+from sqla_shard.types import Blob, IdType
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
@@ -335,12 +335,16 @@ def _is_modified(session: ShardSession, instance: object) -> bool:
     """Return whether a flush changes the row of an object.
 
     For SQLAlchemy any relationship to one object changes it, also if only the
-    row of the other object has the reference.
+    row of the other object has the reference; and so does a field that is set to
+    the value that it has.
     """
     if not session.is_modified(instance, include_collections=False):
         return False
     state = instance_state(instance)
     apart = links_of(state.mapper).apart
+    blob = state.dict.get("data")
+    if isinstance(blob, Blob) and blob.is_as_read:
+        apart = apart | {"data"}
     return not apart.intersection(state.committed_state) or any(
         state.attrs[key].history.has_changes()
         for key in state.committed_state

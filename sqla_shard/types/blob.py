@@ -109,6 +109,11 @@ class Blob(TrackedDict, Mutable):
         """Whether fields have returned decoded values."""
         return "_decoded" in self.__dict__
 
+    @property
+    def is_as_read(self) -> bool:
+        """Whether a flush has nothing to write: each change was taken back."""
+        return self.source is not None and _encode(self) == self.source
+
     def _changed(self) -> None:
         parents = self.__dict__.get("_parents")
         if not parents or self.released:

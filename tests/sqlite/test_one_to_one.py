@@ -50,6 +50,21 @@ def user_id(cluster: Cluster) -> int:
         return user.id
 
 
+@pytest.mark.parametrize("names", [[""], ["changed", ""]], ids=["same", "back"])
+def test_a_field_with_the_value_that_it_had_is_no_write(cluster, user_id, names):
+    """As forms set all fields, so another shard may be written."""
+    with cluster.begin(shard_id=3) as session:
+        user = session.get_one(User, user_id)
+        for name in names:
+            user.name = name
+        session.add(User())
+        session.flush()
+        user.name = "other"
+        with pytest.raises(CrossShardWriteError):
+            session.flush()
+        session.rollback()
+
+
 def test_a_child_that_is_not_stored_is_no_write(cluster, user_id):
     """The row of the user stays as it is, so another shard may be written."""
     with cluster.begin(shard_id=3) as session:
