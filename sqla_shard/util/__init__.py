@@ -3,6 +3,7 @@
 ``masking``             masks secrets in strings; text without control characters
 ``files``               replaces files atomically
 ``json_values``         strict JSON and TOML; reports as JSON values
+``logs``                logs whose handlers stop nobody
 ``pace``                how fast a run reads rows; random pauses
 ``processes``           calls right after a fork, signals that end a wait
 ``source_lines``        where a statement is executed, a function defined
