@@ -26,6 +26,7 @@ from sqlalchemy import (
     Integer,
     Select,
     select,
+    TIMESTAMP,
 )
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -206,6 +207,8 @@ class LinkConversion:
         if not getattr(self._order.type, "fsp", None):
             # The server would round it.
             moment = moment.replace(microsecond=0)
+        if isinstance(self._order.type, TIMESTAMP):
+            return {self._order.name: moment}
         moment = moment.astimezone(self._zone)
         return {self._order.name: moment.replace(tzinfo=None)}
 

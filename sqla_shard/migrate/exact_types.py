@@ -1,27 +1,31 @@
 """Types that read and write values of columns as the server has them.
 
 Drivers and SQLAlchemy's types change some: a TIME beyond a day or below zero
-becomes a time of day, a FLOAT or VECTOR loses digits, a DOUBLE or DECIMAL is rounded by
-``asdecimal``, an invalid date becomes NULL with some drivers, and NULL of a
-JSON column is written as the JSON value ``null``.  Who compares what was read
-so on two sides sees the same on both, and finds no difference.
+becomes a time of day, a TIMESTAMP one of the session's time zone, a FLOAT or
+VECTOR loses digits, a DOUBLE or DECIMAL is rounded by ``asdecimal``, an invalid
+date becomes NULL with some drivers, and NULL of a JSON column is written as the
+JSON value ``null``.  Who compares what was read so on two sides sees the same
+on both, and finds no difference.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta, UTC
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import (
+    Boolean,
     Column,
     Date,
     DateTime,
     Enum,
     Float,
     func,
+    Integer,
+    Interval,
     JSON,
     literal_column,
     MetaData,
@@ -30,6 +34,9 @@ from sqlalchemy import (
     or_,
     Table,
     Time,
+    TIMESTAMP,
+    type_coerce,
+    TypeDecorator,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
@@ -37,37 +44,41 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeEngine, UserDefinedType
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-class _AsShown(ColumnElement[Any]):
-    """A column as text, or as a number of all digits, on MySQL and MariaDB.
+_TICK = timedelta(microseconds=1)
 
-    :param column: the column.
-    :param target: the type of its CAST.
+
+class _OnServer(ColumnElement[Any]):
+    """A value, in an expression on MySQL and MariaDB.
+
+    :param column: the value.
+    :param form: the expression, with ``{}`` for the value.
     """
 
     inherit_cache = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("column", InternalTraversal.dp_clauseelement),
-        ("target", InternalTraversal.dp_string),
+        ("form", InternalTraversal.dp_string),
         ("type", InternalTraversal.dp_type),
     ]
 
     def __init__(
-        self, column: ColumnElement[Any], target: str, type_: TypeEngine[Any]
+        self, column: ColumnElement[Any], form: str, type_: TypeEngine[Any]
     ) -> None:
         self.column = column
-        self.target = target
+        self.form = form
         self.type = type_
 
 
-@compiles(_AsShown)
-def _column(element: _AsShown, compiler: Any, **kw: Any) -> str:
+@compiles(_OnServer)
+def _column(element: _OnServer, compiler: Any, **kw: Any) -> str:
     return str(compiler.process(element.column, **kw))
 
 
-@compiles(_AsShown, "mysql", "mariadb")
-def _cast(element: _AsShown, compiler: Any, **kw: Any) -> str:
-    return f"CAST({_column(element, compiler, **kw)} AS {element.target})"
+@compiles(_OnServer, "mysql", "mariadb")
+def _expression(element: _OnServer, compiler: Any, **kw: Any) -> str:
+    return element.form.format(_column(element, compiler, **kw))
 
 
 class _Exact(UserDefinedType[Any]):
@@ -83,11 +94,11 @@ class _Exact(UserDefinedType[Any]):
 
     def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
         """Return what a SELECT reads."""
-        return _AsShown(colexpr, self.target, self)
+        return _OnServer(colexpr, f"CAST({{}} AS {self.target})", self)
 
     def _is_original(self, dialect: Dialect) -> bool:
         # SQLite has no types of its own for these.
-        return dialect.name not in ("mysql", "mariadb")
+        return not is_mysql(dialect.name)
 
 
 class _Moment(_Exact):
@@ -118,6 +129,49 @@ class _Moment(_Exact):
             return self.parse(text)
         except ValueError:
             return text
+
+
+class _Stamp(_Moment):
+    """A TIMESTAMP, which is a moment, whatever the session's time zone is.
+
+    A value without a zone is one of UTC.
+    """
+
+    cache_ok = True
+
+    def __init__(self, type_: TypeEngine[Any], is_raw: bool) -> None:
+        super().__init__(type_, self._moment)
+        self.is_raw = is_raw
+
+    def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return what a SELECT reads."""
+        return _OnServer(colexpr, "UNIX_TIMESTAMP({})", self)
+
+    def bind_expression(self, bindvalue: Any) -> ColumnElement[Any]:
+        """Return what an INSERT writes."""
+        return _OnServer(bindvalue, "FROM_UNIXTIME({})", self)
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Return a function that makes seconds of moments."""
+        if self._is_original(dialect):
+            return super().bind_processor(dialect)
+
+        def process(value: Any) -> Any:
+            if not isinstance(value, datetime):
+                return value
+            if value.tzinfo is None:
+                value = value.replace(tzinfo=UTC)
+            return Decimal((value - _EPOCH) // _TICK).scaleb(-6)
+
+        return process
+
+    def _moment(self, text: str) -> Any:
+        seconds = Decimal(text)
+        if not seconds:
+            # No TIMESTAMP has the first second.
+            return "0000-00-00 00:00:00"
+        found = _EPOCH + int(seconds.scaleb(6)) * _TICK
+        return found.replace(tzinfo=None) if self.is_raw else found
 
 
 class _Digits(_Exact):
@@ -152,7 +206,7 @@ class _Digits(_Exact):
         return process
 
 
-class _JSONText(_Exact):
+class JSONText(_Exact):
     """The text of a JSON column: NULL is None, and a JSON null ``"null"``."""
 
     cache_ok = True
@@ -162,7 +216,7 @@ class _JSONText(_Exact):
         return _decoded
 
 
-class _JSONValue(_JSONText):
+class _JSONValue(JSONText):
     """A value of a JSON column: NULL is None, a JSON null ``JSON.NULL``."""
 
     cache_ok = True
@@ -189,6 +243,24 @@ class _JSONValue(_JSONText):
         return process
 
 
+class _Truth(_Exact):
+    """A BOOL: another number than 0 and 1 is no truth value."""
+
+    cache_ok = True
+
+    def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return what a SELECT reads."""
+        return colexpr
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a function that leaves other numbers as they are."""
+
+        def process(value: Any) -> Any:
+            return bool(value) if value in (0, 1) else value
+
+        return process
+
+
 class _Hex(_Exact):
     """The bytes of a VECTOR, which as text has fewer digits."""
 
@@ -205,6 +277,11 @@ class _Hex(_Exact):
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return a function that decodes what some drivers return."""
         return _decoded
+
+
+def is_mysql(dialect: str) -> bool:
+    """Return whether a dialect is that of MySQL or MariaDB."""
+    return dialect in ("mysql", "mariadb")
 
 
 def is_vector(type_: TypeEngine[Any]) -> bool:
@@ -224,21 +301,31 @@ def _time(text: str) -> time:
     return time.fromisoformat(text)
 
 
-def exact(type_: TypeEngine[Any], *, is_raw: bool) -> TypeEngine[Any]:
+def exact(
+    type_: TypeEngine[Any], *, is_raw: bool, is_converted: bool = False
+) -> TypeEngine[Any]:
     """Return the type that reads and writes values as the server has them.
 
     :param type_: the type of a column.
     :param is_raw: whether a column of the same type gets the values: JSON
-        stays text, and no decimal becomes a float.
+        stays text, no decimal becomes a float, and moments have no zone.
+    :param is_converted: whether a function gets the values: then a TIMESTAMP
+        has the time zone of the session.
     """
+    if isinstance(type_, Boolean):
+        return _Truth(type_)
+    if isinstance(type_, TypeDecorator) and not isinstance(type_, Interval):
+        return _decorated(type_)
     if isinstance(type_, Time):
         return _Moment(type_, _time)
+    if isinstance(type_, TIMESTAMP) and not is_converted:
+        return _Stamp(type_, is_raw)
     if isinstance(type_, DateTime):
         return _Moment(type_, datetime.fromisoformat)
     if isinstance(type_, Date):
         return _Moment(type_, date.fromisoformat)
     if isinstance(type_, JSON):
-        return (_JSONText if is_raw else _JSONValue)(type_)
+        return (JSONText if is_raw else _JSONValue)(type_)
     if is_raw and is_vector(type_):
         return _Hex(type_)
     if isinstance(type_, Float):
@@ -248,16 +335,34 @@ def exact(type_: TypeEngine[Any], *, is_raw: bool) -> TypeEngine[Any]:
     return type_
 
 
-def exact_table(table: Table, raw: Collection[str] = ()) -> Table:
+def _decorated(type_: TypeDecorator[Any]) -> TypeEngine[Any]:
+    """Return a type of the application that decorates an exact one."""
+    found: Any = type_.copy()
+
+    def load_dialect_impl(dialect: Dialect) -> TypeEngine[Any]:
+        impl = type_.load_dialect_impl(dialect)
+        return exact(impl, is_raw=isinstance(impl, TIMESTAMP))
+
+    found.load_dialect_impl = load_dialect_impl
+    return cast("TypeEngine[Any]", found)
+
+
+def exact_table(
+    table: Table, raw: Collection[str] = (), converted: Collection[str] = ()
+) -> Table:
     """Return a copy of a table whose columns have the types of :func:`exact`.
 
     It reads and writes rows; it is not created.
 
     :param raw: names of columns whose values go to one of the same type.
+    :param converted: names of columns whose values go to a function.
     """
     found = table.to_metadata(MetaData())
     for column in found.columns:
-        column.type = exact(column.type, is_raw=column.name in raw)
+        name = column.name
+        column.type = exact(
+            column.type, is_raw=name in raw, is_converted=name in converted
+        )
     return found
 
 
@@ -271,16 +376,22 @@ def unfit(
     :param is_raw: as for :func:`exact`.
     """
     type_ = column.type
+    if isinstance(type_, TypeDecorator):
+        type_ = type_.impl_instance
     if isinstance(type_, JSON):
         is_null = func.upper(func.json_type(column)) == "NULL"
         reason = "a JSON null, which a field cannot tell from NULL"
         return None if is_raw else (reason, is_null)
-    if dialect not in ("mysql", "mariadb"):
+    if not is_mysql(dialect):
         return None
     if isinstance(type_, Time) and not is_raw:
         last: Any = literal_column("'23:59:59.999999'")
         is_time = column.between(literal_column("'00:00:00'"), last)
         return "a TIME that is no time of day", not_(is_time)
+    if isinstance(type_, Boolean):
+        return "a BOOL that is neither 0 nor 1", type_coerce(column, Integer).not_in(
+            [0, 1]
+        )
     if isinstance(type_, (Date, DateTime)):
         parts = (func.year, func.month, func.dayofmonth)
         reason = (

@@ -21,7 +21,7 @@ from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copies import locking_transaction, snapshot
 from sqla_shard.migrate.declaration import Lookup, MappingTable, Reference
-from sqla_shard.migrate.exact_types import is_vector, unfit
+from sqla_shard.migrate.exact_types import is_mysql, is_vector, unfit
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.passes import last_pass, PASSES
 from sqla_shard.migrate.stages import (
@@ -38,6 +38,8 @@ from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
 _PARALLEL = 8
+
+_CHARACTER_SETS = "SELECT @@character_set_client, @@character_set_results"
 
 #: Seconds that a fence waits for the transactions that have entered.
 _PATIENCE = 3.0
@@ -105,6 +107,21 @@ class Switch:
             "alembic.ini), or create_all() in development"
             for name, places in found.items()
         ]
+
+    def obstacles(self) -> list[str]:
+        """Return a line for each reason for which nothing is copied yet."""
+        lines = self.missing_tables()
+        engine = self._move.engine
+        if is_mysql(engine.dialect.name):
+            with engine.connect() as connection:
+                found = connection.exec_driver_sql(_CHARACTER_SETS).one()
+            if others := {*found} - {"utf8mb4"}:
+                lines.append(
+                    f"connections to the database have the character set "
+                    f"{', '.join(sorted(others))}, and other characters become "
+                    "'?'; use ?charset=utf8mb4 in the URL of its engine"
+                )
+        return lines
 
     def _tables_of_classes(self) -> Iterator[Table]:
         for one in self._move.tables.values():
@@ -269,8 +286,9 @@ class Switch:
         if now.stage == "legacy":
             self.prepare()
         forward = name == now.rules.forward
-        if forward and name == "copying" and (lines := self.missing_tables()):
-            # Each copy of the application would fail, one after the other.
+        if forward and name == "copying" and (lines := self.obstacles()):
+            # Each copy of the application would fail, one after the other, or
+            # change texts on both sides of a comparison.
             raise StageRefusedError(
                 stage=now.stage, wanted=name, reason="; ".join(lines)
             )
@@ -505,7 +523,7 @@ def _problems(move: Move) -> Iterator[str]:
         yield from _problems_of_rows(move, one)
     for table in sorted_tables(move.metadata):
         yield from _problems_of_keys(move, table)
-    yield from Switch(move).missing_tables()
+    yield from Switch(move).obstacles()
 
 
 def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:

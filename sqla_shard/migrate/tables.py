@@ -20,6 +20,7 @@ from sqlalchemy import (
     bindparam,
     Column,
     Connection,
+    DateTime,
     delete,
     Engine,
     insert,
@@ -29,8 +30,13 @@ from sqlalchemy import (
     null,
     select,
     Table,
+    TIMESTAMP,
+    TypeDecorator,
     update,
 )
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm.attributes import flag_modified
+from sqlalchemy.types import TypeEngine
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Places
@@ -40,7 +46,7 @@ from sqla_shard.exc.base import message
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.migrate.copies import look_twice, one_read, Row, snapshot
 from sqla_shard.migrate.declaration import Owned, Owner
-from sqla_shard.migrate.exact_types import exact_table, is_vector
+from sqla_shard.migrate.exact_types import exact_table, is_vector, JSONText
 from sqla_shard.migrate.future import Future, FutureTable
 from sqla_shard.migrate.marks import after_key, among, Key, Marks, RowMark
 from sqla_shard.models.lookup_table import link
@@ -91,6 +97,7 @@ class Conversion:
 
     :ivar raw: columns on the shards that have the values as the database has
         them, by name of column there.
+    :ivar converted: names of the columns with a function.
     """
 
     def __init__(
@@ -139,7 +146,14 @@ class Conversion:
             if name not in self._convert
             and name not in self._revert
             and (column := _plain(cls, attribute)) is not None
-            and column.type._type_affinity is table.table.c[name].type._type_affinity
+            and _are_alike(column.type, table.table.c[name].type)
+        }
+        self.converted = self._convert.keys() | self._revert.keys()
+        # What a function does not get is a moment already.
+        self._moments = {
+            column.name
+            for column in table.table.columns
+            if isinstance(column.type, TIMESTAMP) and column.name not in self.converted
         }
         self._types = {
             name: kind.type_id
@@ -183,7 +197,7 @@ class Conversion:
             if name in self._convert:
                 given = None if value is JSON.NULL else value
                 value = self._called(self._convert, name, given)
-            elif value is JSON.NULL:
+            elif value is JSON.NULL and name not in self.raw:
                 raise ConversionError(
                     column=f"{self._table}.{name}",
                     value="null",
@@ -192,7 +206,11 @@ class Conversion:
                 )
             elif name in self._types and value is not None:
                 value = ids[self._types[name], value]
-            elif isinstance(value, datetime) and value.tzinfo is None:
+            elif (
+                isinstance(value, datetime)
+                and value.tzinfo is None
+                and name not in self.raw
+            ):
                 value = value.replace(tzinfo=self._zone)
             found[attribute] = value
         return found
@@ -225,7 +243,11 @@ class Conversion:
                 value = self._called(self._revert, name, value)
             elif name in self._types and value is not None:
                 value = keys[self._types[name], value]
-            elif isinstance(value, datetime) and value.tzinfo is not None:
+            elif (
+                isinstance(value, datetime)
+                and value.tzinfo is not None
+                and name not in self._moments
+            ):
                 value = value.astimezone(self._zone).replace(tzinfo=None)
             found[name] = value
         return found
@@ -299,6 +321,13 @@ def _plain(cls: type[Any], attribute: str) -> Column[Any] | None:
     return column if isinstance(column, Column) else None
 
 
+def _are_alike(one: TypeEngine[Any], other: TypeEngine[Any]) -> bool:
+    """Return whether values of two types are written alike."""
+    if isinstance(one, TypeDecorator) or isinstance(other, TypeDecorator):
+        return type(one) is type(other)
+    return one._type_affinity is other._type_affinity
+
+
 def is_same(one: Any, other: Any) -> bool:
     """Return whether two values of columns are the same."""
     if one is None or other is None:
@@ -338,6 +367,10 @@ def _is_same_json(one: Any, other: Any) -> bool:
     # In Python True is 1.
     return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)
 
+
+#: Execution options of an INSERT.  The ORM omits NULL, and the server writes its
+#: default.
+_WITH_NULL = {"render_nulls": True}
 
 #: Key of ``Session.info`` of sessions that copy: their writes have versions.
 COPYING = "sqla_shard_copying"
@@ -470,6 +503,9 @@ class MovedTable(MovedRows):
     :ivar texts: those of ``raw`` that have JSON or vectors.
     :ivar vectors: names of those that have vectors.
     :ivar computed: attributes that the servers of the shards compute.
+    :ivar kept: columns on the shards, by name of the attribute, that an UPDATE
+        changes unless it names them: with ``onupdate``, or with ON UPDATE on
+        the server, which moments may have.
     """
 
     def __init__(
@@ -492,7 +528,7 @@ class MovedTable(MovedRows):
             revert=moved.revert,
         )
         raw = self._conversion.raw
-        self.exact = exact_table(self.table, raw)
+        self.exact = exact_table(self.table, raw, self._conversion.converted)
         self.marks = Marks(self.exact)
         there = exact_table(
             self.mapper.local_table, [column.name for column in raw.values()]
@@ -507,7 +543,7 @@ class MovedTable(MovedRows):
             attribute: there.c[column.name]
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
-            and (isinstance(column.type, JSON) or is_vector(column.type))
+            and (column.type._type_affinity is JSON or is_vector(column.type))
             and column.computed is None
         }
         self.vectors = frozenset(
@@ -522,6 +558,13 @@ class MovedTable(MovedRows):
             if (attribute := self._conversion.attribute_of(name))
             and column.computed is not None
         )
+        self.kept = {
+            attribute: there.c[column.name]
+            for attribute, column in self.mapper.columns.items()
+            if isinstance(column, Column)
+            and column.computed is None
+            and (column.onupdate is not None or column.type._type_affinity is DateTime)
+        }
         self.lookups = self._lookups(lookups)
         self.parent_column = found.parent_column
         self.parent: str | None = None
@@ -598,18 +641,33 @@ class LegacyRows:
 
     def look(self, keys: Collection[Key]) -> dict[Key, tuple[RowMark, Row | None]]:
         """Return marks and rows by key."""
-        with one_read(self.engine) as connection:
+        with one_read(self.engine) as connection, self._converted():
             return self.marks.rows_of(connection, keys)
 
     def read(self, connection: Connection, keys: Collection[Key]) -> dict[Key, Row]:
-        """Return rows by key."""
-        found = connection.execute(
-            select(self.table).where(among(self._keys, list(keys)))
-        )
-        return {
-            tuple(row[column.name] for column in self._keys): row
-            for row in map(dict, found.mappings())
-        }
+        """Return rows by key.
+
+        :raises ConversionError: if the type of a column refuses a value.
+        """
+        statement = select(self.table).where(among(self._keys, list(keys)))
+        with self._converted():
+            return {
+                tuple(row[column.name] for column in self._keys): row
+                for row in map(dict, connection.execute(statement).mappings())
+            }
+
+    @contextmanager
+    def _converted(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError:
+            raise
+        except Exception as error:  # of a type, such as an unknown Enum
+            raise ConversionError(
+                column=self.table.name,
+                value="what the database has",
+                reason=f"{type(error).__name__}: {message(error)}",
+            ) from error
 
     def write(self, connection: Connection, rows: Mapping[Key, Row | None]) -> None:
         """Insert or update rows; delete those that are None."""
@@ -755,8 +813,10 @@ class ShardObjects(ShardPart):
             else:
                 for name, value in self._mapped(row).items():
                     setattr(found, name, value)
+                    if name in self._one.kept:
+                        flag_modified(found, name)
         if new:
-            self._session.execute(insert(cls), new)
+            self._session.execute(insert(cls), new, execution_options=_WITH_NULL)
         self._write_texts(connection, rows)
         if gone:
             self._session.execute(delete(cls).where(cls.id.in_(gone)))
@@ -768,7 +828,9 @@ class ShardObjects(ShardPart):
         """
         new = [{"id": key[0], **self._mapped(row)} for key, row in rows.items()]
         if new:
-            self._session.execute(insert(self._one.cls), new)
+            self._session.execute(
+                insert(self._one.cls), new, execution_options=_WITH_NULL
+            )
         self._write_texts(connection, rows)
 
     @property
@@ -782,7 +844,7 @@ class ShardObjects(ShardPart):
         if not one.computed and not one.texts and not one.vectors:
             return row
         return {
-            name: _parsed(value) if name in one.texts else value
+            name: _parsed(value, one.texts[name]) if name in one.texts else value
             for name, value in row.items()
             # The type of the class takes other values than hexadecimal digits.
             if name not in one.computed and name not in one.vectors
@@ -802,10 +864,14 @@ class ShardObjects(ShardPart):
             return
         self._session.flush()
         (key_column,) = self._key_columns
+        given: dict[Any, Any] = {
+            column: bindparam(f"v_{name}") for name, column in texts.items()
+        }
+        kept = {column: column for column in self._one.kept.values()}
         statement = (
             update(key_column.table)
             .where(key_column == bindparam("key_of_row"))
-            .values({column: bindparam(f"v_{name}") for name, column in texts.items()})
+            .values({**kept, **given})
         )
         connection.execute(
             statement,
@@ -816,6 +882,8 @@ class ShardObjects(ShardPart):
         )
 
 
-def _parsed(text: str | None) -> Any:
+def _parsed(value: Any, column: Column[Any]) -> Any:
     """Return a JSON value that the class writes first."""
-    return null() if text is None else json.loads(text)
+    if value is None:
+        return null()
+    return json.loads(value) if isinstance(column.type, JSONText) else value

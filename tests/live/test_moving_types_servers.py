@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from datetime import date, time
+from datetime import date, datetime, time, timedelta, timezone, UTC
 
 import pytest
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Computed,
     create_engine,
+    Enum,
     Float,
     func,
+    Integer,
+    Interval,
     JSON,
     MetaData,
     Table,
+    text,
+    Uuid,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
-from sqlalchemy.types import UserDefinedType
+from sqlalchemy.types import TypeDecorator, UserDefinedType
 
 from sqla_shard import blob_field, Cluster, ObjectMixin
+from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate import Declaration, Move, Moved, Owner
 from sqla_shard.migrate.passes import backfill, reconcile, verify
 from sqla_shard.migrate.stage_changes import copy_waiting, plan, Switch
@@ -74,14 +81,23 @@ TYPES = {
     ),
     "rounded": (mysql.DECIMAL(30, 10, asdecimal=False), "12345678901234567890.1"),
     "float": (Float(), "16777217", "1e-30", "0.1", "3.4028234e38"),
+    "float74": (mysql.FLOAT(7, 4), "123.4567", "-999.9999"),
+    "double103": (mysql.DOUBLE(10, 3), "1234567.891"),
     "double": (mysql.DOUBLE(), "1e-20", "0.1", "1.7976931348623157e308"),
     "double_float": (mysql.DOUBLE(asdecimal=False), "-1e-300", "1e22"),
+    "truth": (Boolean(), "0", "1"),
+    "bit1": (mysql.BIT(1), "b'1'", "b'0'"),
     "bit": (mysql.BIT(64), "b'1'", "18446744073709551615"),
     "date": (mysql.DATE(), "'1000-01-01'", "'9999-12-31'"),
+    "span": (Interval(), "'1970-01-02 00:00:00'"),
     "datetime": (mysql.DATETIME(), "'1000-01-01 00:00:00'"),
     "datetime1": (mysql.DATETIME(fsp=1), "'2020-01-02 03:04:05.6'"),
     "datetime6": (mysql.DATETIME(fsp=6), "'9999-12-31 23:59:59.999999'"),
-    "timestamp": (mysql.TIMESTAMP(fsp=3), "'2020-01-02 03:04:05.678'"),
+    "timestamp": (
+        mysql.TIMESTAMP(fsp=3),
+        *("'2020-01-02 03:04:05.678'", "'1970-01-01 00:00:01'"),
+        "'2038-01-19 03:14:07.999'",
+    ),
     "time": (
         mysql.TIME(),
         *("'25:30:00'", "'-00:30:00'", "'24:00:00'", "'23:59:59'"),
@@ -95,18 +111,24 @@ TYPES = {
     "latin1": (mysql.VARCHAR(30, charset="latin1"), "'\u00e9\u20ac'"),
     "ascii_bin": (mysql.VARCHAR(30, charset="ascii", collation="ascii_bin"), "'A '"),
     "utf16": (mysql.VARCHAR(30, charset="utf16"), "'\U0001f600'"),
+    "gbk": (mysql.VARCHAR(30, charset="gbk"), "'\u4e2d'"),
+    "sjis": (mysql.VARCHAR(30, charset="sjis"), "'\u30bd\u8868'"),
+    "ucs2": (mysql.CHAR(8, charset="ucs2"), "'a '"),
     "binary": (mysql.BINARY(4), "x'6100'", "x'ff'"),
     "varbinary": (mysql.VARBINARY(9), "x'00ff2700'", "''"),
     "blob": (mysql.BLOB(), "x'00ff275c'"),
     "text": (mysql.MEDIUMTEXT(), "'text  \\r\\n'"),
     "enum": (mysql.ENUM("a", "b b", ""), "'b b'", "''"),
     "set": (mysql.SET("x", "y", "z"), "'z,x'", "''"),
+    "set_bits": (mysql.SET("x", "", retrieve_as_bitwise=True), "'x'", "','"),
+    "enum_latin1": (mysql.ENUM("\u00e9", charset="latin1"), "'\u00e9'"),
     "json": (
         JSON(),
         *("'null'", "'[]'", '\'{"b":  [1, 1.0, 1e3, null], "a": "\u00e9"}\''),
         *("'18446744073709551615'", "'\"null\"'", "'1'", "'true'"),
     ),
     "json_null": (JSON(none_as_null=True), "'null'", "'0'"),
+    "point": (Spec("POINT"), "ST_GeomFromText('POINT(1 2)')"),
     "geometry": (
         Spec("GEOMETRY"),
         "ST_GeomFromText('POINT(1 2)', 4326)",
@@ -137,8 +159,11 @@ def twice():
 
 
 @contextmanager
-def moving(fleet, tmp_path, table, moved):
-    """Yield the move of a table to one shard on each server."""
+def moving(fleet, tmp_path, table, moved, **options):
+    """Yield the move of a table to one shard on each server.
+
+    :param options: of the driver, for the database.
+    """
     server = fleet.servers[0]
     document = fleet.topology_mapping(shards=4, database="db_to{shard:05d}")
     fleet.drop_databases(document)
@@ -148,7 +173,7 @@ def moving(fleet, tmp_path, table, moved):
     topology = tmp_path / "topology.json"
     topology.write_text(json.dumps(document))
     url = server.url.replace("mysql://", "mysql+pymysql://", 1)
-    engine = create_engine(f"{url}/db_from")
+    engine = create_engine(f"{url}/db_from", connect_args=options)
     table.create(engine)
     cluster = Cluster.from_file(topology)
     move = Move(
@@ -211,9 +236,12 @@ def moving_all(fleet, tmp_path, types):
 
 def shown(fleet, types, side):
     """Return what the server sends for each row of a side, as bytes."""
-    names = [f"`{name}`" for name in (*types, "twice")]
     # Of a FLOAT it shows six digits.
-    names.append("`float` * 1e0")
+    return sent(fleet, side, *(f"`{name}`" for name in types), "twice", "`float` * 1e0")
+
+
+def sent(fleet, side, *names):
+    """Return what the server sends for expressions, as bytes, in UTC."""
     places = (
         [(0, "db_from")]
         if side == "legacy"
@@ -223,6 +251,7 @@ def shown(fleet, types, side):
     for index, database in places:
         connected = fleet.servers[index].root_connect(use_unicode=False, conv={})
         with connected as connection, connection.cursor() as cursor:
+            cursor.execute("SET time_zone = '+00:00'")
             cursor.execute(f"SELECT {', '.join(names)} FROM {database}.things")
             found += cursor.fetchall()
     return sorted(found, key=repr)
@@ -308,20 +337,14 @@ def test_values_that_do_not_fit_are_named_and_hold_up_no_other(fleet, tmp_path, 
         revert={"at": time.fromisoformat},
     )
     with moving(fleet, tmp_path, table, moved) as move:
-        with move.engine.connect() as connection:
-            # The pool must not get it back with this mode.
-            connection.detach()
-            run = connection.exec_driver_sql
-            run("SET SESSION sql_mode = ''")
-            run(
-                "INSERT INTO things (at, day, doc, size) VALUES "
-                "('25:30:00', NULL, NULL, 'a'), "
-                "(NULL, '2020-02-00', NULL, 'a'), "
-                "(NULL, NULL, 'null', 'a'), (NULL, NULL, NULL, 'b'), "
-                "('23:59:59', '2020-02-29', '{}', 'a'), "
-                "(NULL, NULL, NULL, 'a')"
-            )
-            connection.commit()
+        insert_rows(
+            move,
+            "(at, day, doc, size) VALUES ('25:30:00', NULL, NULL, 'a'), "
+            "(NULL, '2020-02-00', NULL, 'a'), "
+            "(NULL, NULL, 'null', 'a'), (NULL, NULL, NULL, 'b'), "
+            "('23:59:59', '2020-02-29', '{}', 'a'), "
+            "(NULL, NULL, NULL, 'a')",
+        )
         fleet.servers[0].root_execute(
             "CREATE TRIGGER db_from.odd BEFORE UPDATE ON db_from.things "
             "FOR EACH ROW SET NEW.at = NULL"
@@ -347,3 +370,187 @@ def test_values_that_do_not_fit_are_named_and_hold_up_no_other(fleet, tmp_path, 
             ]
             assert [one.at for one in objects] == ["23:59:59", None]
             assert [one.doc for one in objects] == [{}, None]
+
+
+def insert_rows(move, *values):
+    """Insert rows of SQL without the rules of a strict mode."""
+    with move.engine.connect() as connection:
+        # The pool must not get it back with this mode.
+        connection.detach()
+        connection.exec_driver_sql("SET SESSION sql_mode = ''")
+        for value in values:
+            connection.exec_driver_sql(f"INSERT INTO things {value}")
+        connection.commit()
+
+
+def test_defaults_and_on_update_of_the_shards_change_no_value(fleet, tmp_path):
+    class Sharded(DeclarativeBase):
+        pass
+
+    def columns():
+        now = text("CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP")
+        return {
+            "size": Column(Integer, server_default="5"),
+            "shape": Column(Integer, default=5),
+            "doc": Column(JSON(none_as_null=True)),
+            "at": Column(mysql.TIMESTAMP, server_default=now, nullable=False),
+            "edited": Column(mysql.DATETIME, onupdate=func.now()),
+        }
+
+    Thing = type(
+        "Thing",
+        (ObjectMixin, Sharded),
+        {"__tablename__": "things", "__module__": __name__, **columns()},
+        type_id=1,
+    )
+    table = things(*(Column(n, c.type) for n, c in columns().items()))
+    names = tuple(columns())
+    with moving(fleet, tmp_path, table, Moved(cls=Thing)) as move:
+        insert_rows(
+            move,
+            "(at, edited) VALUES ('2020-01-02 03:04:05', '2020-01-02 03:04:05')",
+            """(doc, at, shape) VALUES ('{"a":  1}', '2020-01-02 03:04:05', 1)""",
+        )
+        Switch(move).go("copying")
+        assert backfill(move, jobs=1) == 0
+        assert sent(fleet, "shards", *names) == sent(fleet, "legacy", *names)
+        with move.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE things SET size = 7, at = at")
+        assert reconcile(move).is_equal
+        assert sent(fleet, "shards", *names) == sent(fleet, "legacy", *names)
+
+
+class DecoratedTime(TypeDecorator):
+    impl = mysql.TIME
+    cache_ok = True
+
+
+class DecoratedFloat(TypeDecorator):
+    impl = Float
+    cache_ok = True
+
+
+class DecoratedJSON(TypeDecorator):
+    impl = JSON
+    cache_ok = True
+
+
+def test_moments_and_types_of_the_application(fleet, tmp_path):
+    class Sharded(DeclarativeBase):
+        pass
+
+    class Thing(ObjectMixin, Sharded, type_id=1):
+        __tablename__ = "things"
+        at: Mapped[datetime] = mapped_column(mysql.TIMESTAMP(fsp=3))
+        day: Mapped[datetime] = mapped_column(mysql.DATETIME)
+        seen: Mapped[datetime] = blob_field()
+        met: Mapped[datetime] = blob_field()
+        span: Mapped[str | None] = mapped_column(DecoratedTime)
+        weight: Mapped[float | None] = mapped_column(DecoratedFloat)
+        doc: Mapped[object] = mapped_column(DecoratedJSON, nullable=True)
+        number: Mapped[int | None] = mapped_column(BigInteger)
+
+    table = things(
+        Column("at", mysql.TIMESTAMP(fsp=3)),
+        Column("day", mysql.DATETIME),
+        Column("seen", mysql.TIMESTAMP),
+        Column("met", mysql.DATETIME),
+        Column("span", DecoratedTime),
+        Column("weight", DecoratedFloat),
+        Column("doc", DecoratedJSON),
+        Column("number", BigInteger),
+    )
+    moved = Moved(cls=Thing, zone=timezone(timedelta(hours=5)))
+    # Of a connection that is not in UTC.
+    zone = "SET time_zone = '+05:00'"
+    names = ("at", "day", "span", "weight * 1e0", "doc")
+    of_database = (*names, "seen", "met")
+    moment = "'2020-10-25 00:30:00'"
+    with moving(fleet, tmp_path, table, moved, init_command=zone) as move:
+        insert_rows(
+            move,
+            *(
+                "(at, day, seen, met, span, weight, doc) VALUES "
+                f"({moment}, {moment}, {moment}, {moment}, {values})"
+                for values in (
+                    "'25:30:00', 16777217, NULL",
+                    "'-00:30:00', 0.1, 'null'",
+                    "NULL, NULL, '[1]'",
+                )
+            ),
+        )
+        assert not plan(move).problems
+        before = sent(fleet, "legacy", *of_database)
+        Switch(move).go("copying")
+        assert backfill(move, jobs=1) == 0
+        assert sent(fleet, "shards", *names) == sent(fleet, "legacy", *names)
+        assert reconcile(move).is_equal
+        Switch(move).go("switched")
+        for key in range(1, 4):
+            with move.cluster.begin() as session:
+                found = session.get(Thing, move.object_id("things", key))
+                assert (
+                    found.seen
+                    == found.met
+                    == datetime(2020, 10, 24, 19, 30, tzinfo=UTC)
+                )
+                found.number = 1
+        assert copy_waiting(move, move.progress()) == 0
+        assert sent(fleet, "legacy", *of_database) == before
+        assert verify(move).is_equal
+
+
+_REFUSING = ("kind", "doc", "key", "done")
+
+
+class Parsed(TypeDecorator):
+    impl = mysql.VARCHAR(20)
+    cache_ok = True
+
+    def process_result_value(self, value, dialect):
+        return None if value is None else json.dumps(json.loads(value))
+
+
+def test_values_that_a_type_refuses_hold_up_no_other(fleet, tmp_path, caplog):
+    class Sharded(DeclarativeBase):
+        pass
+
+    class Thing(ObjectMixin, Sharded, type_id=1):
+        __tablename__ = "things"
+        kind: Mapped[str | None] = mapped_column(Enum("a", native_enum=False))
+        doc: Mapped[str | None] = mapped_column(Parsed)
+        key: Mapped[object] = mapped_column(Uuid(native_uuid=False), nullable=True)
+        done: Mapped[bool | None] = mapped_column(Boolean)
+
+    table = things(
+        *(Column(c.name, c.type) for c in Thing.__table__.c if c.name in _REFUSING)
+    )
+    with moving(fleet, tmp_path, table, Moved(cls=Thing)) as move:
+        refused = "(kind) VALUES ('b')", "(doc) VALUES ('[')", "(`key`) VALUES ('z')"
+        insert_rows(move, *refused, "(done) VALUES (2)", "(done) VALUES (1)")
+        (problem,) = plan(move).problems
+        assert problem.startswith("things.done: 1 rows have a BOOL that is neither")
+        Switch(move).go("copying")
+        assert backfill(move, jobs=1) == 4
+        for key in range(1, 5):
+            assert f"things {key} was not copied and waits" in caplog.text
+        found = verify(move)
+        assert found.waiting + found.differences >= 4
+        assert sent(fleet, "shards", "done") == [(b"1",)]
+
+
+def test_connections_that_change_texts_are_refused(fleet, tmp_path):
+    class Sharded(DeclarativeBase):
+        pass
+
+    class Thing(ObjectMixin, Sharded, type_id=1):
+        __tablename__ = "things"
+        name: Mapped[str | None] = blob_field()
+
+    table = things(Column("name", mysql.VARCHAR(9)))
+    moved = Moved(cls=Thing)
+    with moving(fleet, tmp_path, table, moved, charset="utf8mb3") as move:
+        (problem,) = plan(move).problems
+        assert "the character set utf8mb3" in problem
+        with pytest.raises(StageRefusedError, match="charset=utf8mb4"):
+            Switch(move).go("copying")
