@@ -47,16 +47,19 @@ def name_of(function: Any) -> str:
 
 #: Aggregate functions whose results on several shards can be combined.
 AGGREGATES = frozenset(["avg", "count", "max", "min", "sum"])
-#: Functions that return an integer.
+#: Functions that return an integer, or a decimal of as many places as its type.
 WHOLE_NUMBERS = frozenset(
     [
-        *("ascii", "bit_length", "char_length", "count", "crc32", "datediff"),
-        *("day", "dayofmonth", "dayofweek", "dayofyear", "field"),
-        *("find_in_set", "hour", "instr", "isnull", "json_length", "length"),
-        *("locate", "microsecond", "minute", "month", "octet_length"),
-        *("quarter", "second", "sign", "strcmp", "to_days", "to_seconds"),
-        *("unix_timestamp", "week", "weekday", "weekofyear", "year"),
-        "yearweek",
+        *("ascii", "bit_count", "bit_length", "char_length"),
+        *("character_length", "count", "crc32", "datediff", "day"),
+        *("dayofmonth", "dayofweek", "dayofyear", "field", "find_in_set"),
+        *("hour", "inet_aton", "instr", "interval", "isnull", "json_depth"),
+        *("json_length", "json_valid", "length", "locate", "microsecond"),
+        *("minute", "month", "octet_length", "ord", "period_add"),
+        *("period_diff", "position", "quarter", "random", "regexp_instr"),
+        *("second", "sign", "strcmp", "time_to_sec", "timestampdiff"),
+        *("to_days", "to_seconds", "unicode", "unix_timestamp", "week"),
+        *("weekday", "weekofyear", "year", "yearweek"),
     ]
 )
 #: Functions of integers that may have more digits than MariaDB declares.
@@ -70,8 +73,10 @@ NARROW = frozenset(
 #: Functions that return a double.
 DOUBLES = frozenset(
     [
-        *("acos", "asin", "atan", "cos", "exp", "ln", "log", "log10", "log2"),
-        *("pow", "power", "rand", "sin", "sqrt", "tan"),
+        *("acos", "asin", "atan", "atan2", "cos", "cot", "degrees", "exp"),
+        *("julianday", "ln", "log", "log10", "log2", "pi", "pow", "power"),
+        *("radians", "rand", "sin", "sqrt", "st_distance"),
+        *("st_distance_sphere", "st_x", "st_y", "tan"),
     ]
 )
 #: Functions that return a number.
@@ -79,13 +84,8 @@ NUMBERS = frozenset(
     [
         *WHOLE_NUMBERS,
         *DOUBLES,
-        *("abs", "atan2", "avg", "bit_count", "ceil", "ceiling"),
-        *("character_length", "cot", "degrees", "floor", "inet_aton"),
-        *("interval", "json_depth", "json_valid", "julianday", "mod", "ord"),
-        *("period_add", "period_diff", "pi", "position", "radians", "random"),
-        *("regexp_instr", "round", "st_distance", "st_distance_sphere"),
-        *("st_x", "st_y", "sum", "time_to_sec", "timestampdiff", "truncate"),
-        "unicode",
+        *("abs", "avg", "ceil", "ceiling", "floor", "mod", "round", "sum"),
+        "truncate",
     ]
 )
 #: Functions that return a date, a time or a datetime.

@@ -27,8 +27,8 @@ from sqla_shard.planning.clauses import (
     shows_if,
 )
 from sqla_shard.planning.elements import (
+    by_id_columns,
     capped,
-    grouped_by_ids,
     is_random,
     Ordering,
     orderings,
@@ -80,6 +80,7 @@ __all__ = [
     "Supposition",
     "TableSpec",
     "as_statement",
+    "by_id_columns",
     "capped",
     "check",
     "check_mergeable",
@@ -89,7 +90,6 @@ __all__ = [
     "declare",
     "declare_new_ids",
     "exists_columns",
-    "grouped_by_ids",
     "has_objects",
     "is_combined",
     "is_placed",

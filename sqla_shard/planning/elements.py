@@ -264,30 +264,43 @@ def sorted_by_shown(statement: Any) -> Any:
     return private.copy_with(statement, order_by_clauses=made)
 
 
-def grouped_by_ids(statement: Any) -> Any:
-    """Return a SELECT that is grouped by the columns of labelled ids.
+def by_id_columns(statement: Any) -> Any:
+    """Return a SELECT that is grouped and sorted by the columns of labelled ids.
 
-    The label is that of the whole id, an expression from which MySQL does not
-    conclude that the column is the same in all rows of a group.
+    The label is that of the whole id, an expression that no index has, and from
+    which MySQL does not conclude that the column is the same in all rows of a
+    group.
 
     :returns: any other statement, unchanged.
     """
     if not isinstance(statement, Select):
         return statement
-    clauses = private.group_by_clauses(statement)
+    groups = private.group_by_clauses(statement)
+    clauses = (*groups, *private.order_by_clauses(statement))
     made = tuple(_id_labelled(clause, statement) for clause in clauses)
     if all(new is old for new, old in zip(made, clauses, strict=True)):
         return statement
-    return private.copy_with(statement, group_by_clauses=made)
+    count = len(groups)
+    return private.copy_with(
+        statement, group_by_clauses=made[:count], order_by_clauses=made[count:]
+    )
 
 
 def _id_labelled(clause: Any, statement: Any) -> Any:
-    """Return the id column that an element of GROUP BY has the label of."""
+    """Return the id column that a key has the label of, with its direction."""
+    if isinstance(clause, UnaryExpression) and clause.modifier is not None:
+        column = _id_labelled(clause.element, statement)
+        if column is clause.element:
+            return clause
+        return UnaryExpression(column, modifier=clause.modifier)
     named = clause
     if clause.__visit_name__ == "textual_label_reference":
         named = statement.selected_columns.get(clause.element)
     elif clause.__visit_name__ == "label_reference":
         named = clause.element
+        if isinstance(named, UnaryExpression):
+            found = _id_labelled(named, statement)
+            return clause if found is named else found
     if not isinstance(named, Label):
         return clause
     column = named.element

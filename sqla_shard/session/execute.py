@@ -34,12 +34,12 @@ from sqla_shard.exc import (
 from sqla_shard.ids import check_shard_id
 from sqla_shard.planning import (
     as_statement,
+    by_id_columns,
     capped,
     check,
     columns_set,
     constant,
     Decision,
-    grouped_by_ids,
     is_placed,
     keyspace_of,
     name_of,
@@ -303,6 +303,7 @@ def _read(context: ORMExecuteState, session: ShardSession, place: Place | None) 
     if limits is not None and limits.max_rows is not None:
         most = limits.max_rows
         statement = capped(statement, context.parameters, most, merged=merged)
+    statement = by_id_columns(statement)
     merge = None
     if decision is not None and merged:
         planned = plan(
@@ -327,7 +328,7 @@ def _read(context: ORMExecuteState, session: ShardSession, place: Place | None) 
 
 def _accepted(statement: Any) -> Any:
     """Return a SELECT that servers accept, with the same rows."""
-    return sorted_by_shown(grouped_by_ids(of_groups(statement)))
+    return sorted_by_shown(of_groups(statement))
 
 
 def _merge_of(context: ORMExecuteState, places: Sequence[Place]) -> Merge | None:

@@ -226,7 +226,7 @@ class NumberGrammar:
             self._cast,
         ]
         if self.dialect != "sqlite":
-            ways += [self._function, self._own_function]
+            ways += [self._function, self._own_function, self._wide]
         return self.rng.choice(ways)(depth - 1)
 
     def _operand(self, depth: int) -> Any:
@@ -301,6 +301,9 @@ class NumberGrammar:
             ]
         )
 
+    def _wide(self, depth: int) -> Any:
+        return self.rng.choice(_wide(self.coin))
+
     def text(self) -> Any:
         """Return a text that is made of a number."""
         value = self.number(1)
@@ -336,6 +339,8 @@ class NumberGrammar:
         places = self.rng.choice([0, 1])
         return self.rng.choice(
             [
+                # Each group is of one shard, which computes its average.
+                coin.id,
                 coin.kind,
                 coin.number,
                 coin.n2,
@@ -510,6 +515,12 @@ _ON_SERVERS["quotients of functions of few declared digits"] = lambda c: select(
 ).order_by(c.id)
 _ON_SERVERS["extremes of functions of few declared digits"] = lambda c: (
     select(c.kind, *map(func.max, _wide(c))).group_by(c.kind).order_by(c.kind)
+)
+_ON_SERVERS["extremes of arithmetic with functions of few declared digits"] = lambda c: (
+    select(
+        *(func.max(wide + c.kind) for wide in _wide(c)),
+        *(func.min(func.round(wide, 2)) for wide in _wide(c)),
+    )
 )
 _ON_SERVERS["times that are made of numbers"] = lambda c: (
     select(

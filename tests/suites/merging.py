@@ -396,6 +396,26 @@ class Merging:
             down = "DESC" in str(order)
             assert counts == sorted(counts, reverse=down)
 
+    @pytest.mark.parametrize("all_shards", [True, False])
+    def test_labels_of_ids_are_sorted_by_their_index(self, session, data, all_shards):
+        """Not by the label's expression, for which a shard sorts all its rows."""
+        label = Ware.id.label("shown")
+        made = select(label, Ware.number).limit(3)
+        named = {"bind_arguments": {"shard_id": _SHARDS[1]}}
+        options = {} if all_shards else named
+        for order in (label, "shown", label.desc(), desc("shown"), desc(label)):
+            statement = made.order_by(order)
+            if all_shards:
+                statement = statement.options(scatter())
+            with StatementLog() as log:
+                found = [row.shown for row in session.execute(statement, **options)]
+            wanted = data.wares if all_shards else data.wares[4:8]
+            down = "DESC" in str(order) or "DESC" in str(statement)
+            assert found == sorted(wanted, reverse=down)[:3]
+            sent = [e.statement for e in log.executions if "wares" in e.statement]
+            assert sent
+            assert not any("ORDER BY shown" in text for text in sent)
+
     def test_lambda_statements(self, session, data):
         for ids in (data.wares[:1], data.wares[2:9], data.wares):
             found = session.scalars(
