@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -20,13 +22,17 @@ from sqlalchemy.exc import DBAPIError, OperationalError, StatementError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqla_shard import Cluster, ObjectMixin
+from sqla_shard import Cluster, ObjectMixin, scatter
 from sqla_shard.dialects.mysql import MySQL
 from sqla_shard.dialects.mysql.asyncmy_connections import _class_of
 from sqla_shard.exc import CommitUnknownError
 from sqla_shard.testing.server_fleet import ServerFleet
 
 pytestmark = pytest.mark.live
+
+_SHARDS = 4
+#: How many tasks are cancelled.
+_CANCELLED = 5000 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 60
 
 
 class Base(DeclarativeBase):
@@ -69,15 +75,15 @@ def cluster(
 def async_cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
     pytest.importorskip("asyncmy")
     document = fleet.topology_mapping(
-        shards=4, database="db_awaited{shard:05d}", main=False
+        shards=_SHARDS, database="db_awaited{shard:05d}", main=False
     )
     options = {"pool_size": 1, "max_overflow": 0}
     with Cluster.from_topology(
         document, environ=fleet.environ, engine_options=options
     ) as cluster:
         cluster.create_all(Base.metadata)
-        with cluster.begin() as session:
-            session.add(Mark(note="one", shard_id=0))
+        with cluster.begin(cross_shard="unordered") as session:
+            session.add_all(Mark(note="one", shard_id=n) for n in range(_SHARDS))
         yield cluster
     fleet.drop_databases(document)
 
@@ -357,5 +363,48 @@ def test_no_later_task_gets_the_response(
     async def main() -> None:
         for way in ("before", "after", "raise"):
             assert await end_each(way)
+
+    asyncio.run(main())
+
+
+async def _async_scatter(cluster: Cluster, token: str) -> Any:
+    async with cluster.async_session() as session:
+        shown = select(literal(token)).select_from(Mark)
+        found = await session.scalars(shown.options(scatter()))
+        return found.all()
+
+
+def test_no_later_scatter_gets_a_response(
+    async_cluster: Cluster, rng: random.Random
+) -> None:
+    """Whenever the task that reads several servers is cancelled."""
+
+    async def cancelled(token: str, after: float) -> bool:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + after
+        task = asyncio.ensure_future(_async_scatter(async_cluster, token))
+        while loop.time() < until and not task.done():
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=30)
+        assert task.done()
+        if not task.cancelled():
+            assert task.result() == [token] * _SHARDS
+        return task.cancelled()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        ended = 0
+        taken = 0.0
+        for number in range(_CANCELLED):
+            begun = loop.time()
+            later = f"later {number}"
+            async with asyncio.timeout(10):
+                found = await _async_scatter(async_cluster, later)
+            assert found == [later] * _SHARDS
+            taken = max(loop.time() - begun, taken * 0.9)
+            ended += await cancelled(f"cancelled {number}", rng.random() * taken)
+        assert ended > _CANCELLED / 4
+        assert sum(stats.busy for stats in async_cluster.stats()) == 0
 
     asyncio.run(main())
