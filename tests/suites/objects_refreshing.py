@@ -9,24 +9,28 @@ the rows contain the same.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, JSON, select, String
+from sqlalchemy import Engine, event, JSON, select, String
 from sqlalchemy.ext.mutable import MutableList
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, Session
 
 from sqla_shard import blob_field, ObjectMixin
 from sqla_shard.exc import BlobError
+from tests.models.clusters import plain_engine
 from tests.models.objects_harness import stored, Suite
 
 _FIELDS = ("title", "note", "tags")
 _COLUMNS = ("label", "place")
 _NAMES = (*_FIELDS, *_COLUMNS)
 _OBJECTS = 2
+#: How many times as many histories in a run of hours.
+_MANY = 60 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 1
 
 
 class RefreshBase(DeclarativeBase):
@@ -52,8 +56,8 @@ class PlainSheet(PlainBase):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     # Reading a field before it is assigned is what a document needs.
-    title: Mapped[str] = mapped_column(default="", active_history=True)
-    note: Mapped[str | None] = mapped_column(active_history=True)
+    title: Mapped[str] = mapped_column(String(9), default="", active_history=True)
+    note: Mapped[str | None] = mapped_column(String(9), active_history=True)
     tags: Mapped[list[str]] = mapped_column(
         MutableList.as_mutable(JSON), default=list, active_history=True
     )
@@ -211,19 +215,17 @@ class RefreshSuite(Suite):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, tmp_path_factory: Any) -> Iterator[Any]:
-        path = tmp_path_factory.mktemp("twins") / "plain.sqlite"
-        engine = create_engine(f"sqlite:///{path}")
-        # The driver would not begin a transaction before a savepoint.
-        event.listen(engine, "connect", _leave_transactions_alone)
-        event.listen(engine, "begin", _begin)
-        PlainBase.metadata.create_all(engine)
-        yield engine
-        engine.dispose()
+    def engine(cls, plain_engine: Engine) -> Engine:
+        if plain_engine.dialect.name == "sqlite":
+            # The driver would not begin a transaction before a savepoint.
+            event.listen(plain_engine, "connect", _leave_transactions_alone)
+            event.listen(plain_engine, "begin", _begin)
+        PlainBase.metadata.create_all(plain_engine)
+        return plain_engine
 
     def test_histories(self, cluster, engine, rng):
         ended: Counter[str] = Counter()
-        for _ in range(self.histories):
+        for _ in range(self.histories * _MANY):
             self._compare(cluster, engine, rng.randrange(1 << 48), ended)
         assert ended.keys() >= {*_ACTIONS}, ended
 
@@ -264,3 +266,6 @@ class RefreshSuite(Suite):
         finally:
             for side in (ours, plain):
                 side.session.close()
+
+
+plain_engine = plain_engine()
