@@ -516,11 +516,9 @@ _ON_SERVERS["quotients of functions of few declared digits"] = lambda c: select(
 _ON_SERVERS["extremes of functions of few declared digits"] = lambda c: (
     select(c.kind, *map(func.max, _wide(c))).group_by(c.kind).order_by(c.kind)
 )
-_ON_SERVERS["extremes of arithmetic with functions of few declared digits"] = lambda c: (
-    select(
-        *(func.max(wide + c.kind) for wide in _wide(c)),
-        *(func.min(func.round(wide, 2)) for wide in _wide(c)),
-    )
+_ON_SERVERS["extremes of arithmetic with such functions"] = lambda c: select(
+    *(func.max(wide + c.kind) for wide in _wide(c)),
+    *(func.min(func.round(wide, 2)) for wide in _wide(c)),
 )
 _ON_SERVERS["times that are made of numbers"] = lambda c: (
     select(
