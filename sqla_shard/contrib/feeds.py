@@ -352,18 +352,18 @@ class FeedTables:
             return known
         users, boards = self.follows.users, self.follows.boards
         parts = []
-        for index, (table, owner, kinds) in enumerate(
-            (
-                (users, users.target_id, FOLLOWING),
-                (boards, boards.number, tuple(BoardChoice)[1:]),
-            )
+        for index, (table, kinds) in enumerate(
+            ((users, FOLLOWING), (boards, tuple(BoardChoice)[1:]))
         ):
+            if table not in self.follows.tables:
+                continue
             part = select(
                 literal(index).label("is_board"),
                 table.target_id.label("target_id"),
                 table.kind.label("kind"),
             ).where(table.source_id == bindparam("source"), table.kind.in_(kinds))
             if has_owners:
+                owner = table.number if index else table.target_id
                 owners: Any = bindparam("owners", expanding=True)
                 part = part.where(owner.in_(owners))
             parts.append(part)
@@ -434,6 +434,8 @@ class Feed(FeedTables):
         self, session: ShardSession, author_id: int, board_id: int, post_id: int
     ) -> None:
         """Add a post to the feeds of the followers of its board.
+
+        In a graph without boards its board is the author.
 
         :param session: its transaction writes the shard of the author.
         :raises CrossShardWriteError: if it writes another shard.

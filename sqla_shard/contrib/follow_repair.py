@@ -336,10 +336,7 @@ def purge_follows(
     if keep < timedelta(0):
         raise ValueError(f"keep={keep!r} must be a timedelta, 0 or more")
     until = now() - int(keep.total_seconds() * 1_000_000)
-    tables = (
-        *(follows.users, follows.boards),
-        *(follows.users_reversed, follows.boards_reversed),
-    )
+    tables = follows.tables
     deleted = 0
     for place, (step, *_) in _places(cluster, follows, _START, len(tables)):
         while True:

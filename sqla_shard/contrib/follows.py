@@ -43,7 +43,14 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, inspect, literal, select, union_all
 
-from sqla_shard.contrib.edges import BoardChoice, Edge, EdgeTable, FollowKind, Related
+from sqla_shard.contrib.edges import (
+    BoardChoice,
+    Edge,
+    EdgeTable,
+    FollowKind,
+    Pair,
+    Related,
+)
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import BlockedError, ClassDefinitionError, FollowRefusedError
 from sqla_shard.ids import DEFAULT_LAYOUT, unpack
@@ -91,6 +98,58 @@ class AudienceBatch(NamedTuple):
     position: list[int] | None
 
 
+class _NoEdges(EdgeTable):
+    """The table of a graph without boards: nobody has chosen one."""
+
+    def __init__(self) -> None:
+        self.name = "no boards"
+        self.listeners = []
+        self.counts = None
+
+    def current(self, session: ShardSession, source_id: int, target_id: int) -> Edge:
+        return Edge()
+
+    def current_by_number(
+        self, session: ShardSession, source_id: int, number: int
+    ) -> dict[int, Edge]:
+        return {}
+
+    def kinds(
+        self, session: ShardSession, source_id: int, target_ids: Iterable[int]
+    ) -> dict[int, int]:
+        return {}
+
+    def count(
+        self, session: ShardSession, source_id: int, kinds: Iterable[int]
+    ) -> dict[int, int]:
+        return {}
+
+    def newest(
+        self,
+        session: ShardSession,
+        source_id: int,
+        kinds: Sequence[int],
+        bound: tuple[int, int],
+        number: int,
+    ) -> list[Related]:
+        return []
+
+    def after(
+        self,
+        session: ShardSession,
+        place: Place,
+        pair: Pair,
+        limit: int,
+        *conditions: Any,
+    ) -> list[tuple[Pair, Edge]]:
+        return []
+
+    def lasting(
+        self, session: ShardSession, place: Place, source_ids: Sequence[int]
+    ) -> list[tuple[Pair, Edge]]:
+        return []
+
+
 class FollowLists:
     """The tables of a follow graph, and reads of them.
 
@@ -102,8 +161,8 @@ class FollowLists:
         base: Any,
         *,
         user: Any,
-        board: Any,
-        owner: str,
+        board: Any = None,
+        owner: str = "",
         name: str = "follows",
         count_slots: int = 0,
     ) -> None:
@@ -111,17 +170,26 @@ class FollowLists:
         self.board = board
         self.owner = owner
         self.name = name
-        for cls in (user, board):
+        if (board is None) != (not owner):
+            raise ClassDefinitionError(
+                f"Follows() has board={board!r} and owner={owner!r}: give both, or "
+                "neither if there are only users",
+                class_name=user.__name__,
+            )
+        #: The classes of what can be followed.
+        self.entities = [user] if board is None else [user, board]
+        for cls in self.entities:
             require_default_layout(cls)
-        specs = [spec_of(inspect(cls).local_table) for cls in (user, board)]
-        if specs[0].keyspace != specs[1].keyspace:
+        specs = [spec_of(inspect(cls).local_table) for cls in self.entities]
+        if specs[0].keyspace != specs[-1].keyspace:
             raise ClassDefinitionError(
                 f"its keyspace is {specs[1].keyspace!r}, that of "
                 f"{user.__name__} is {specs[0].keyspace!r}; users and boards "
                 "of a follow graph are in one keyspace",
                 class_name=board.__name__,
             )
-        self.user_type, self.board_type = (one.type_id for one in specs)
+        # Without boards a post is published by its user alone.
+        self.user_type, self.board_type = specs[0].type_id, specs[-1].type_id
         prefix = "" if name == "follows" else f"{name}_"
         self.users = EdgeTable(
             base,
@@ -139,22 +207,28 @@ class FollowLists:
             "n_boards",
             count_slots=count_slots,
         )
-        self.boards = EdgeTable(
-            base,
-            f"{prefix}user_follows_board",
-            user,
-            ("follower_id", "board_id"),
-            "owner_id",
-            by_number=True,
-        )
-        self.boards_reversed = EdgeTable(
-            base,
-            f"{prefix}board_followed_by_user",
-            board,
-            ("board_id", "follower_id"),
-            "owner_id",
-            count_slots=count_slots,
-        )
+        self.boards: EdgeTable = _NoEdges()
+        self.boards_reversed: EdgeTable = _NoEdges()
+        if board is not None:
+            self.boards = EdgeTable(
+                base,
+                f"{prefix}user_follows_board",
+                user,
+                ("follower_id", "board_id"),
+                "owner_id",
+                by_number=True,
+            )
+            self.boards_reversed = EdgeTable(
+                base,
+                f"{prefix}board_followed_by_user",
+                board,
+                ("board_id", "follower_id"),
+                "owner_id",
+                count_slots=count_slots,
+            )
+        every = (self.users, self.boards, self.users_reversed, self.boards_reversed)
+        #: The tables that there are.
+        self.tables = [one for one in every if not isinstance(one, _NoEdges)]
         self._both = self._relations_statement()
 
     def __repr__(self) -> str:
@@ -223,6 +297,8 @@ class FollowLists:
         for index, (table, name) in enumerate(
             ((self.users, "users"), (self.boards, "boards"))
         ):
+            if table not in self.tables:
+                continue
             parts.append(
                 select(
                     literal(index).label("is_board"),
@@ -343,10 +419,14 @@ class FollowLists:
         """
         stage, start = position or (0, 0)
         last: int | None = start
-        sources = (
-            (self.users_reversed, owner_id, FollowKind.EXPLICIT),
-            (self.boards_reversed, board_id, BoardChoice.FOLLOWED),
-        )
+        sources = [
+            one
+            for one in (
+                (self.users_reversed, owner_id, FollowKind.EXPLICIT),
+                (self.boards_reversed, board_id, BoardChoice.FOLLOWED),
+            )
+            if one[0] in self.tables
+        ]
         for number, (table, source_id, kind) in enumerate(sources):
             if number < stage:
                 continue
@@ -362,7 +442,7 @@ class FollowLists:
                 last = users[-1] if len(users) == batch else None
                 if number == 0:
                     users = self._without_unfollowers(session, board_id, users)
-                at_end = last is None and number == 1
+                at_end = last is None and number == len(sources) - 1
                 following = [number, last] if last else [number + 1, 0]
                 yield AudienceBatch(users, None if at_end else following)
             last = 0
@@ -396,17 +476,17 @@ Listener = Callable[[ShardSession, int, Sequence[int]], None]
 
 
 class Follows(FollowLists):
-    """The follow graph of an application, and its four tables.
+    """The follow graph of an application, and its four tables, or two.
 
     The tables belong to ``base``, and are created by its migrations:
     ``user_follows_user`` and ``user_follows_board`` on the shards of the
     followers, ``user_followed_by_user`` and ``board_followed_by_user`` on the
-    others.
+    others; without boards only those of users.
 
     :param base: the declarative base of both classes.
     :param user: the class of the users.
     :param board: the class of the boards, or of whatever single things of a
-        user can be followed.
+        user can be followed; None if there are only users.
     :param owner: the attribute of a board with the id of its user.
     :param name: distinguishes several graphs of one program: it begins the
         names of their operations, and of tables other than those of "follows".
@@ -414,7 +494,8 @@ class Follows(FollowLists):
         over, in three other tables, ``user_follows_user_count``,
         ``user_followed_by_user_count`` and ``board_followed_by_user_count``;
         0 if the server counts edges whenever a number is read.
-    :raises ClassDefinitionError: if the two classes are in two keyspaces.
+    :raises ClassDefinitionError: if the two classes are in two keyspaces, or one of
+        ``board`` and ``owner`` is missing.
     """
 
     def __init__(
@@ -422,8 +503,8 @@ class Follows(FollowLists):
         base: Any,
         *,
         user: Any,
-        board: Any,
-        owner: str,
+        board: Any = None,
+        owner: str = "",
         name: str = "follows",
         count_slots: int = 0,
     ) -> None:
@@ -442,7 +523,8 @@ class Follows(FollowLists):
         self.apply = operation(f"{name}.apply", on="near")(self._reverse)
         self.forget = operation(f"{name}.forget", on="near")(self._forget)
         register_belongings(user, self._of_users)
-        register_belongings(board, self._of_boards)
+        if board is not None:
+            register_belongings(board, self._of_boards)
 
     def follow_user(
         self, session: ShardSession, follower_id: int, user_id: int
@@ -651,10 +733,11 @@ class Follows(FollowLists):
 
     def _owner(self, session: ShardSession, follower_id: int, board_id: int) -> int:
         """Return the owner of a board."""
-        board = session.get(self.board, board_id)
+        board = None if self.board is None else session.get(self.board, board_id)
         if board is None:
+            name = "board" if self.board is None else self.board.__name__
             raise FollowRefusedError(
-                f"there is no {self.board.__name__} {board_id}",
+                f"there is no {name} {board_id}",
                 follower_id=follower_id,
                 target_id=board_id,
             )

@@ -64,8 +64,9 @@ class StoredFollows(FollowLists):
         self.store = store
         self.users = _StoredEdges(follows.users, self)
         self.users_reversed = _StoredEdges(follows.users_reversed, self)
-        self.boards = _StoredEdges(follows.boards, self)
-        self.boards_reversed = _StoredEdges(follows.boards_reversed, self)
+        if follows.board is not None:
+            self.boards = _StoredEdges(follows.boards, self)
+            self.boards_reversed = _StoredEdges(follows.boards_reversed, self)
         self.add = task(
             f"{follows.name}.add_to_store",
             queue=queue,
@@ -78,12 +79,9 @@ class StoredFollows(FollowLists):
             in_transaction=False,
             retry=RETRY,
         )(self._forget_lists)
-        for table in (
-            *(follows.users, follows.users_reversed),
-            *(follows.boards, follows.boards_reversed),
-        ):
+        for table in follows.tables:
             table.listeners.append(self._on_change)
-        for entity in (follows.user, follows.board):
+        for entity in follows.entities:
             register_belongings(entity, partial(self._lists_of, entity))
 
     # -- writing
@@ -248,10 +246,10 @@ class StoredFollows(FollowLists):
     def _tables_of(self, object_id: int) -> tuple[EdgeTable, ...]:
         """Return the tables with lists of a user or a board."""
         own = self.follows
-        if unpack(object_id).type_id == self.board_type:
+        if self.board is not None and unpack(object_id).type_id == self.board_type:
             return (own.boards_reversed,)
         DEFAULT_LAYOUT.shard_of(object_id, self.user_type, self.user.__name__)
-        return own.users, own.users_reversed, own.boards
+        return tuple(one for one in own.tables if one is not own.boards_reversed)
 
 
 class _StoredEdges(EdgeTable):
