@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +27,7 @@ from sqla_shard.monitor.fleet_metrics import DATABASES, FleetMetrics, GRANTS, TA
 from sqla_shard.monitor.metrics import Observation
 from sqla_shard.topology import server_names, Topology
 from sqla_shard.topology.urls import address_of
+from sqla_shard.util.json_values import JsonObject
 
 #: Characters of a problem; --json has all of them.
 _MOST = 160
@@ -108,7 +109,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterStatus:
+class ClusterStatus(JsonObject):
     """The servers of a topology, and what is pending on them.
 
     :ivar epoch: epoch of the topology.
@@ -130,10 +131,6 @@ class ClusterStatus:
     def is_read(self) -> bool:
         """Whether all servers have responded."""
         return all(one.is_up for one in self.servers) and not self.problems
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return asdict(self)
 
     def lines(self) -> Iterator[str]:
         """Yield the lines that are shown below the servers."""

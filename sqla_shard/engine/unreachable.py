@@ -21,6 +21,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.exc.base import original, summary
 from sqla_shard.topology.keyspaces import as_ranges
+from sqla_shard.util.json_values import JsonObject
 
 if TYPE_CHECKING:
     from sqla_shard.engine.registry import Places
@@ -51,7 +52,7 @@ class Cause(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnreachableServer:
+class UnreachableServer(JsonObject):
     """A server whose virtual shards could not be read or written.
 
     Every report has them as ``unreachable``, in JSON, too.
@@ -147,6 +148,17 @@ def unreachable_values(servers: Iterable[UnreachableServer]) -> list[dict[str, A
 def unreachable_lines(servers: Iterable[UnreachableServer]) -> list[str]:
     """Return a line for each server."""
     return [str(one) for one in each_once(servers)]
+
+
+class ShardsReport(JsonObject):
+    """A report of all shards, with those that could not be read or written."""
+
+    unreachable: Sequence[UnreachableServer]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        servers = unreachable_values(self.unreachable)
+        return {**super().as_dict(), "unreachable": servers}
 
 
 def for_each_shard(

@@ -35,9 +35,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Literal
 
 from sqla_shard.exc import (
     BackupFailedError,
@@ -55,6 +55,7 @@ from sqla_shard.fleet.replication import Replication, replication_of, Replicatio
 from sqla_shard.fleet.row_copy import differences, not_tables, ServerTable, tables_of
 from sqla_shard.fleet.storage import Backup, DatabaseFile, dump_name, new_name, Storage
 from sqla_shard.topology import Topology
+from sqla_shard.util.json_values import JsonObject
 
 #: Which server of a pair is read.
 Source = Literal["standby", "primary"]
@@ -499,7 +500,7 @@ class ServerPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackupPlan:
+class BackupPlan(JsonObject):
     """Plan of a backup.
 
     :ivar storage: where it would be written.
@@ -511,10 +512,6 @@ class BackupPlan:
     servers: tuple[ServerPlan, ...]
     problems: tuple[Problem, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the plan in JSON values."""
-        return asdict(self)
-
     def __str__(self) -> str:
         lines = [f"backup into {self.storage}"]
         lines += [str(one) for one in self.servers]
@@ -523,7 +520,7 @@ class BackupPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BinlogPlan:
+class BinlogPlan(JsonObject):
     """Plan of a copy of binary logs.
 
     :ivar address: ``host:port`` of the server.
@@ -537,10 +534,6 @@ class BinlogPlan:
     place: str
     copied: int
     new: Mapping[str, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the plan in JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         size = mebibytes(sum(self.new.values()))

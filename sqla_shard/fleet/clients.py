@@ -32,7 +32,7 @@ from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import is_zookeeper, zookeeper_options
-from sqla_shard.util.json_values import parsed_object
+from sqla_shard.util.json_values import JsonObject, parsed_object
 
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
@@ -96,7 +96,7 @@ class Client:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clients:
+class Clients(JsonObject):
     """The registered processes of a fleet.
 
     :ivar epoch: epoch of the topology.
@@ -105,6 +105,8 @@ class Clients:
     :ivar invalid: names of nodes that cannot be read as a process.
     :ivar unread: why nodes could not be read; None if all were.
     """
+
+    derived = ("epochs",)
 
     epoch: int
     known: tuple[Client, ...]
@@ -117,16 +119,6 @@ class Clients:
         """The number of processes by epoch, the highest first."""
         counts = Counter(one.epoch for one in self.known)
         return dict(sorted(counts.items(), reverse=True))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it in JSON values."""
-        return {
-            "epochs": {str(key): value for key, value in self.epochs.items()},
-            "known": [asdict(one) for one in self.known],
-            "late": [asdict(one) for one in self.late],
-            "invalid": list(self.invalid),
-            "unread": self.unread,
-        }
 
     def __str__(self) -> str:
         if not self.known:

@@ -35,8 +35,8 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, get_args, Literal
+from dataclasses import dataclass
+from typing import get_args, Literal
 
 from sqla_shard.exc import CopyFailedError, FleetServerError, Problem
 from sqla_shard.fleet.accounts import Account
@@ -51,6 +51,7 @@ from sqla_shard.fleet.row_copy import (
     RowCopy,
     tables_of,
 )
+from sqla_shard.util.json_values import JsonObject
 
 __all__ = [
     "WAYS",
@@ -75,7 +76,7 @@ _TABLE = f"{COPY_DATABASE}.copy"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copied:
+class Copied(JsonObject):
     """A complete copy.
 
     :ivar position: position of the content, in the words of the server.
@@ -94,10 +95,6 @@ class Copied:
     rows: int
     bytes: int
     seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

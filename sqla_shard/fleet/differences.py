@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import Admin, marked
 from sqla_shard.fleet.checksums import ComparedColumn, ComparedColumns, key_of
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.util.json_values import JsonObject
 
 DifferenceKind = Literal[
     "missing_database",
@@ -56,7 +57,7 @@ _TEXTS: Mapping[DifferenceKind, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(JsonObject):
     """A difference between two servers.
 
     :ivar database: name of the database.
@@ -80,10 +81,6 @@ class Difference:
     detail: str = ""
     values: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     lasts: bool | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the difference in JSON values."""
-        return asdict(self)
 
     def described(self, second: str) -> str:
         """Return a line for people.
@@ -109,7 +106,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnreadPlace:
+class UnreadPlace(JsonObject):
     """A table or a database that was not compared, or not to its end.
 
     :ivar database: name of the database.
@@ -121,17 +118,13 @@ class UnreadPlace:
     reason: str
     table: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it in JSON values."""
-        return asdict(self)
-
     def __str__(self) -> str:
         place = ".".join(filter(None, (self.database, self.table)))
         return f"{place}: not compared: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataReport:
+class DataReport(JsonObject):
     """The result of a comparison of two servers.
 
     :ivar first: name and address of the first server, the primary.
@@ -154,6 +147,8 @@ class DataReport:
     :ivar unread: tables and databases that were not compared.
     """
 
+    derived = ("ok",)
+
     first: str
     second: str
     replicates: bool
@@ -173,10 +168,6 @@ class DataReport:
     def ok(self) -> bool:
         """Whether everything was compared, and is equal."""
         return not self.found and not self.unread
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report in JSON values."""
-        return {**asdict(self), "ok": self.ok}
 
     def summary(self) -> str:
         """Return the last lines of ``str()``, without the differences."""

@@ -17,9 +17,8 @@ check is one function there, see :mod:`sqla_shard.fleet.findings`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from sqla_shard.fleet import (
     access_checks,
@@ -33,6 +32,7 @@ from sqla_shard.fleet.facts import FleetFacts
 from sqla_shard.fleet.findings import findings_of, FleetFinding, SEVERITIES, Severity
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.write_access import writable_formers
+from sqla_shard.util.json_values import JsonObject
 
 CHECKS = (replication_checks, content_checks, access_checks, setting_checks)
 """The modules of the checks; the worst findings come from the first."""
@@ -46,13 +46,15 @@ _MODULES = [module.__name__ for module in CHECKS]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorReport:
+class DoctorReport(JsonObject):
     """Report of the doctor.
 
     :ivar epoch: epoch of the topology.
     :ivar servers: number of servers that were looked at.
     :ivar findings: the findings, the worst first.
     """
+
+    derived = ("ok",)
 
     epoch: int
     servers: int
@@ -72,10 +74,6 @@ class DoctorReport:
         """Return the findings of a severity or a worse one."""
         most = SEVERITIES.index(severity)
         return [one for one in self.findings if SEVERITIES.index(one.severity) <= most]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report in JSON values."""
-        return {**asdict(self), "ok": self.ok}
 
     def __str__(self) -> str:
         lines = [str(finding) for finding in self.findings]

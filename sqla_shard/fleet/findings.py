@@ -20,7 +20,7 @@ of findings of the same severity.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -29,6 +29,7 @@ from sqla_shard.exc import Problem
 from sqla_shard.fleet.facts import FleetFacts, NotReadError, PairFacts, ServerFacts
 from sqla_shard.fleet.fleet import all_pairs, Pair
 from sqla_shard.fleet.server_states import outage
+from sqla_shard.util.json_values import JsonObject
 
 UNREAD = "unread"
 """The check of findings about facts that were not read."""
@@ -49,7 +50,7 @@ info
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetFinding:
+class FleetFinding(JsonObject):
     """One line of the report.
 
     :ivar severity: see :data:`SEVERITIES`.
@@ -64,10 +65,6 @@ class FleetFinding:
     server: str
     what: str
     remedy: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        """Return JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         # What was not read has the name of the server in its line.

@@ -50,14 +50,14 @@ from sqla_shard.topology.changes import (
 )
 from sqla_shard.topology.generations import with_raised_generations
 from sqla_shard.util.files import replace_file
-from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.json_values import JsonObject, parsed_json
 
 #: The step whose note has the pause: it ends the pause.
 _PAUSED = "open"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(JsonObject):
     """One operation in the journal; all values are JSON.
 
     :ivar id: unique name of the operation, which begins with its time.
@@ -108,10 +108,6 @@ class Record:
         return PublicationNote(
             author=current_author(), message=f"{self.title} ({self.id})"[:LONGEST_NOTE]
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        return {**asdict(self), "done": list(self.done)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Record:

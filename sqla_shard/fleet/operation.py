@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, UTC
 from functools import partial, wraps
 from typing import Any, ClassVar, Literal, NamedTuple, ParamSpec, TYPE_CHECKING, TypeVar
@@ -28,6 +28,7 @@ from sqla_shard.fleet.clients import Clients, ended_lines, late_lines
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.journal import JournalHold, paused, PendingRecord
 from sqla_shard.topology import Topology
+from sqla_shard.util.json_values import JsonObject
 
 if TYPE_CHECKING:
     from sqla_shard.fleet.watch_votes import Watched
@@ -56,7 +57,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetPlan:
+class FleetPlan(JsonObject):
     """Plan of an operation.
 
     :ivar kind: the operation, such as ``"failover"``.
@@ -81,17 +82,7 @@ class FleetPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of the plan, in JSON values."""
-        return {
-            "plan": _VERSION,
-            "kind": self.kind,
-            "title": self.title,
-            "epoch": self.epoch,
-            "arguments": dict(self.arguments),
-            "steps": [list(step) for step in self.steps],
-            "costs": list(self.costs),
-            "warnings": list(self.warnings),
-            "problems": [asdict(problem) for problem in self.problems],
-        }
+        return {"plan": _VERSION, **super().as_dict()}
 
     @classmethod
     def from_dict(cls, document: Any) -> FleetPlan:
@@ -171,7 +162,7 @@ Progress = Callable[[StepEvent], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(JsonObject):
     """An operation that has ended.
 
     :ivar title: title of the operation.
@@ -242,10 +233,6 @@ class Result:
             for name, note in self.notes.items()
             if isinstance(note, Mapping) and note.get("proof")
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result in JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         pause = paused(self.pause)

@@ -31,7 +31,7 @@ import calendar
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -57,6 +57,7 @@ from sqla_shard.fleet.operation import FleetOperation, FleetPlan, Step
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
+from sqla_shard.util.json_values import JsonObject
 
 Action = Literal["fence", "rename", "restore", "drop"]
 
@@ -69,7 +70,7 @@ _MAX_NAME_CHARS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrphanDatabase:
+class OrphanDatabase(JsonObject):
     """A database on a server that does not have its shard.
 
     :ivar server: name of the server that it is on.
@@ -86,10 +87,6 @@ class OrphanDatabase:
     original: str
     home: str | None
     renamed: float | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the orphan in JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         where = f"the topology has it on {self.home}"

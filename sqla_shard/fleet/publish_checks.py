@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from sqlalchemy.engine import URL
 
@@ -32,6 +31,7 @@ from sqla_shard.fleet.server_states import (
 from sqla_shard.schema.ledger import read_versions, revisions_text, Version
 from sqla_shard.schema.selection import shards_of
 from sqla_shard.topology.keyspaces import as_ranges
+from sqla_shard.util.json_values import JsonObject
 
 #: Name of alembic's table.
 _VERSION_TABLE = "alembic_version"
@@ -42,7 +42,7 @@ _Key = tuple[str, Role]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerFault:
+class ServerFault(JsonObject):
     """A server because of which a topology must not be published.
 
     :ivar server: name of the server, such as ``server2 (standby)``.
@@ -57,10 +57,6 @@ class ServerFault:
     what: str
     remedy: str
     is_read: bool = True
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         if not self.is_read:

@@ -24,14 +24,14 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from sqla_shard.exc import BackupDamagedError, BackupNotFoundError, Problem
 from sqla_shard.fleet.dumps import TableContent
 from sqla_shard.fleet.files import File, files_at
-from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.json_values import JsonObject, parsed_json
 
 MANIFEST = "manifest.json"
 """Name of the file that describes the other files of a folder."""
@@ -83,7 +83,7 @@ class DatabaseFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backup:
+class Backup(JsonObject):
     """The manifest of a backup.
 
     :ivar name: its name, which begins with the time.
@@ -130,10 +130,6 @@ class Backup:
             if (one.keyspace, one.shard) == (keyspace, shard):
                 return one
         return None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the manifest in JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.created))

@@ -32,7 +32,7 @@ from sqla_shard.topology.zookeeper.publications import (
     TOPOLOGY,
 )
 from sqla_shard.topology.zookeeper.store import Create, Replace, ZooKeeperStore
-from sqla_shard.util.json_values import parsed_object
+from sqla_shard.util.json_values import JsonObject, parsed_object
 
 _VOTES = f"{FLEET}/watch/votes"
 _LEADER = f"{FLEET}/watch/leader"
@@ -131,7 +131,7 @@ def probe_of(sights: Collection[Sight], now: float) -> SemiSyncProbe | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class Watched(JsonObject):
     """The watchers of a fleet, and their votes.
 
     :ivar leader: name of the watcher that leads; None if none does.
@@ -141,10 +141,6 @@ class Watched:
 
     leader: str | None
     votes: Mapping[str, Mapping[str, Sight] | None]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it in JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         if not self.votes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
 from math import inf
@@ -33,6 +33,7 @@ from sqla_shard.outbox.scan import scan
 from sqla_shard.outbox.tables import JOBS, QUEUES
 from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
+from sqla_shard.util.json_values import JsonObject
 from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ _NUMBERS = ("due", "scheduled", "running", "expired", "failed", "done", "recent"
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueCount:
+class QueueCount(JsonObject):
     """The numbers of jobs of a queue.
 
     A number is a minimum if it was counted on a shard with more than
@@ -90,14 +91,6 @@ class QueueCount:
         plus = "+" if name in self.capped else ""
         return f"{getattr(self, name):,}{plus}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values, with the age in seconds."""
-        oldest = self.oldest
-        return {
-            **asdict(self),
-            "oldest": None if oldest is None else oldest.total_seconds(),
-        }
-
     def __str__(self) -> str:
         oldest = ""
         if self.oldest is not None:
@@ -116,7 +109,7 @@ class QueueCount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskCount:
+class TaskCount(JsonObject):
     """The number of jobs of a task with a state.
 
     :ivar task: name of the task.
@@ -135,10 +128,6 @@ class TaskCount:
     def is_known(self) -> bool:
         """Whether the task is defined in this process."""
         return self.task in task_names()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {**asdict(self), "state": self.state.name.lower()}
 
     def __str__(self) -> str:
         retries = f", {self.retries:,} retries" if self.retries else ""
@@ -344,7 +333,7 @@ _VALID = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueLimit:
+class QueueLimit(JsonObject):
     """The settings of a queue.
 
     :ivar queue: its name.
@@ -361,10 +350,6 @@ class QueueLimit:
     def is_open(self) -> bool:
         """Whether jobs are claimed: a limit of 0 is a pause."""
         return not self.is_paused and self.per_second != 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes."""
-        return asdict(self)
 
 
 _queue = QUEUES.c

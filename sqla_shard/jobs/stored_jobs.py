@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TYPE_CHECKING
@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
-from sqla_shard.engine.unreachable import unreachable_values, UnreachableServer
+from sqla_shard.engine.unreachable import ShardsReport, UnreachableServer
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import JobState, PENDING, readable, using_index
 from sqla_shard.jobs.enqueue import check_queue, stored_key, take_key
@@ -30,6 +30,7 @@ from sqla_shard.outbox.scan import scan
 from sqla_shard.outbox.tables import JOB_KEYS, JOBS
 from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
+from sqla_shard.util.json_values import JsonObject
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -41,7 +42,7 @@ _ADDRESS = re.compile(r"(.+)/([0-9]{1,5})/([0-9]{1,19})")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredJob:
+class StoredJob(JsonObject):
     """A row of the table of jobs.
 
     :ivar keyspace: keyspace of its shard.
@@ -63,6 +64,8 @@ class StoredJob:
     :ivar arguments: its arguments, by name; empty if they cannot be read.
     :ivar checkpoint: its progress; None if there is none, or it cannot be read.
     """
+
+    derived = ("id",)
 
     keyspace: str
     shard_id: int
@@ -89,16 +92,6 @@ class StoredJob:
     def is_known(self) -> bool:
         """Whether the task is defined in this process."""
         return self.task in task_names()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {
-            "id": self.id,
-            **asdict(self),
-            "state": self.state.name.lower(),
-            "due_at": self.due_at.isoformat(),
-            "created_at": self.created_at.isoformat(),
-        }
 
     @property
     def id(self) -> str:
@@ -337,7 +330,7 @@ DELETABLE = (JobState.PENDING, JobState.DONE, JobState.FAILED)
 
 
 @dataclass(kw_only=True)
-class ChangeReport:
+class ChangeReport(ShardsReport):
     """Report of a change of stored jobs.
 
     :ivar changed: number of jobs that were changed; in a dry run, that would
@@ -349,10 +342,6 @@ class ChangeReport:
     changed: int = 0
     skipped: list[str] = field(default_factory=list)
     unreachable: list[UnreachableServer] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {**vars(self), "unreachable": unreachable_values(self.unreachable)}
 
 
 _ids: Any = bindparam("ids", expanding=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from math import inf
 from time import monotonic
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -44,6 +44,7 @@ from sqla_shard.jobs.transactions import (
     KEEP_FAILED,
 )
 from sqla_shard.outbox.apply import Address
+from sqla_shard.util.json_values import JsonObject
 from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ _LONGEST_LEASE = 86400
 
 
 @dataclass(kw_only=True)
-class RunReport:
+class RunReport(JsonObject):
     """Report of a worker's run.
 
     :ivar succeeded: number of jobs that have succeeded.
@@ -103,10 +104,6 @@ class RunReport:
         if self.unknown:
             text += f"; not defined: {', '.join(sorted(self.unknown))}"
         return text
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes."""
-        return {**vars(self), "unknown": dict(self.unknown)}
 
 
 class Worker:

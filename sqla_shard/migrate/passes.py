@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -52,6 +52,7 @@ from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.stages import DatabaseFence, Progress
 from sqla_shard.migrate.tables import AttributeDifference, MovedRows, MovedTable
 from sqla_shard.upkeep.run import PositionFile
+from sqla_shard.util.json_values import JsonObject
 from sqla_shard.util.pace import Throttle
 
 # -- The results of complete passes.
@@ -74,7 +75,7 @@ _MOST = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class DifferentRow:
+class DifferentRow(JsonObject):
     """One row that differs.
 
     :ivar table: name of the table.
@@ -91,8 +92,7 @@ class DifferentRow:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
-        ids = [str(object_id) for object_id in self.ids]
-        return {**asdict(self), "ids": ids}
+        return {**super().as_dict(), "ids": [*map(str, self.ids)]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DifferentRow:
@@ -117,7 +117,7 @@ class DifferentRow:
 
 
 @dataclass(kw_only=True)
-class Pass:
+class Pass(JsonObject):
     """The result of one pass.
 
     :ivar rows: number of rows that were compared.
@@ -141,10 +141,6 @@ class Pass:
         self.differences += 1
         if len(self.found) < _MOST:
             self.found.append(found)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {**vars(self), "found": [one.as_dict() for one in self.found]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Pass:
@@ -170,7 +166,7 @@ class Pass:
 
 
 @dataclass(kw_only=True)
-class PassPosition:
+class PassPosition(JsonObject):
     """Progress of a pass.
 
     :ivar step: index of the step.
@@ -182,10 +178,6 @@ class PassPosition:
     step: int = 0
     after: Key | None = None
     result: Pass = field(default_factory=Pass)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {**vars(self), "result": self.result.as_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PassPosition:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, Literal, TypeAlias
 
@@ -34,7 +34,7 @@ from sqla_shard.exc import (
 from sqla_shard.planning.clauses import inner, is_list, nested, ungrouped, unlabelled
 from sqla_shard.planning.reader import Reader
 from sqla_shard.util import sqlalchemy_private as private
-from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.json_values import JsonObject, parsed_json
 
 # -- Verdicts on statements: how they would run on virtual shards.
 
@@ -197,7 +197,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(JsonObject):
     """Report of shadow mode.
 
     :ivar outcomes: statements by outcome.
@@ -247,7 +247,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON document."""
-        return {"version": VERSION, **asdict(self)}
+        return {"version": VERSION, **super().as_dict()}
 
     def as_json(self) -> bytes:
         """Return the JSON document for a file that :func:`load` reads."""

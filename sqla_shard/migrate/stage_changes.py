@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from threading import Event
 from time import monotonic
@@ -35,6 +35,7 @@ from sqla_shard.migrate.stages import (
 from sqla_shard.migrate.tables import MovedRows, MovedTable
 from sqla_shard.planning import spec_of
 from sqla_shard.topology.keyspaces import as_ranges
+from sqla_shard.util.json_values import JsonObject
 from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
 _PARALLEL = 8
@@ -436,7 +437,7 @@ class PlannedTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MovePlan:
+class MovePlan(JsonObject):
     """Plan of a move.
 
     :ivar tables: its tables, parents first.
@@ -449,10 +450,6 @@ class MovePlan:
     lookups: dict[str, str]
     shards: int
     problems: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         lines = [
@@ -608,7 +605,7 @@ def _problems_of_keys(move: Move, table: Table) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoveStatus:
+class MoveStatus(JsonObject):
     """Progress of a move.
 
     :ivar progress: the stage.
@@ -624,10 +621,6 @@ class MoveStatus:
     unclaimed: int
     waiting: dict[str, int]
     differences: int | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {**asdict(self), "progress": self.progress.as_dict()}
 
     def __str__(self) -> str:
         now = self.progress

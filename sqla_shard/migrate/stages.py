@@ -26,7 +26,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Protocol, TYPE_CHECKING, TypeAlias
@@ -56,7 +56,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.topology.follow.locations import is_zookeeper, zookeeper_options
 from sqla_shard.util.files import flush_to_disk
-from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.json_values import JsonObject, parsed_json
 from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ FIRST = "legacy"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(JsonObject):
     """The stage of a move, and the share of reads.
 
     :ivar number: number of changes so far; each change raises it by one, so
@@ -234,10 +234,6 @@ class Progress:
     def with_shares(self, shares: Mapping[str, int]) -> Progress:
         """Return the next change, with other shares of reads."""
         return replace(self, number=self.number + 1, former=self.stage, shares=shares)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the progress as JSON values."""
-        return {**asdict(self), "shares": dict(self.shares)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Progress:

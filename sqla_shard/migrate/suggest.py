@@ -28,6 +28,7 @@ from sqla_shard.migrate.declaration import (
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.planner import Planner
 from sqla_shard.migrate.report import Count, Outcome, statement_of, Traffic
+from sqla_shard.util.json_values import JsonObject
 from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
 #: Maximum number of forms of statements that are planned, and of owners.
@@ -40,7 +41,7 @@ _ONE_SHARD: tuple[Outcome, ...] = ("single_shard", "any_shard", "lookup")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suggestion:
+class Suggestion(JsonObject):
     """A declaration, and its effect on the traffic.
 
     :ivar declaration: the declaration.
@@ -50,6 +51,8 @@ class Suggestion:
     :ivar is_recorded: whether the score is of recorded traffic; otherwise of
         one statement for each key.
     """
+
+    derived = ("owners",)
 
     declaration: Declaration
     score: float
@@ -61,17 +64,6 @@ class Suggestion:
     def owners(self) -> tuple[str, ...]:
         """The tables of the owners."""
         return tuple(one.table for one in self.declaration.of(Owner))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return {
-            "owners": list(self.owners),
-            "score": self.score,
-            "outcomes": dict(self.outcomes),
-            "reasons": list(self.reasons),
-            "is_recorded": self.is_recorded,
-            "declaration": self.declaration.as_dict(),
-        }
 
 
 def suggest(

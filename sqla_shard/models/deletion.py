@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ from sqla_shard.planning import has_objects, routes, spec_of
 from sqla_shard.session import INCLUDE_INACTIVE, ShardSession
 from sqla_shard.session.execute import OUR_OWN
 from sqla_shard.types import ObjectRef
+from sqla_shard.util.json_values import JsonObject
 
 __all__ = [
     "DeletionPlan",
@@ -109,7 +110,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeletionPlan:
+class DeletionPlan(JsonObject):
     """The steps of the deletion of an object.
 
     :ivar object_id: id of the object.
@@ -129,10 +130,6 @@ class DeletionPlan:
         """Return the plan with further steps."""
         names = dict.fromkeys((*self.unseen, *unseen))
         return replace(self, parts=(*self.parts, *parts), unseen=tuple(names))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return asdict(self)
 
     def __str__(self) -> str:
         lines = [f"object {self.object_id}", *map(str, self.parts)]

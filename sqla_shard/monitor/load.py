@@ -24,7 +24,7 @@ import socket
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import sqrt
 from time import monotonic, time
 from typing import Any, NamedTuple
@@ -46,6 +46,7 @@ from sqla_shard.exc import OptionError
 from sqla_shard.planning import has_objects, routing_column, spec_of
 from sqla_shard.topology import Topology
 from sqla_shard.types.shard_bound import Slotted
+from sqla_shard.util.json_values import JsonObject
 from sqla_shard.util.processes import in_children
 
 #: Maximum number of cells, and of keys, of a snapshot.
@@ -222,7 +223,7 @@ class KeyLoad:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardLoad:
+class ShardLoad(JsonObject):
     """The load of a virtual shard.
 
     :ivar keyspace: name of the keyspace.
@@ -252,6 +253,8 @@ class ShardLoad:
     hot_reads: bool
     hot_writes: bool
     keys: tuple[KeyLoad, ...]
+
+    derived = ("is_hot",)
 
     @property
     def is_hot(self) -> bool:
@@ -306,7 +309,7 @@ class TableLoad:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadReport:
+class LoadReport(JsonObject):
     """The load of the shards, from the samples of several processes.
 
     :ivar processes: the processes, by host and id.
@@ -337,10 +340,7 @@ class LoadReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        values = asdict(self)
-        for shard, found in zip(self.shards, values["shards"], strict=True):
-            found["is_hot"] = shard.is_hot
-        return {**values, "sentences": self.sentences()}
+        return {**super().as_dict(), "sentences": self.sentences()}
 
     def __str__(self) -> str:
         count = len(self.processes)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from secrets import token_bytes
@@ -43,6 +43,7 @@ from sqla_shard.outbox.scan import check_batch, PARALLEL, read_all
 from sqla_shard.outbox.tables import check_keys, LONGEST_REGION, OUTBOX, TOKEN_BYTES
 from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
+from sqla_shard.util.json_values import JsonObject
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -70,7 +71,7 @@ NONE = timedelta(0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class Waiting(JsonObject):
     """Pending invalidations of a region.
 
     :ivar region: name of the region.
@@ -85,10 +86,6 @@ class Waiting:
     oldest: timedelta
     keyspace: str | None = None
     shard_id: int | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values, with the age in seconds."""
-        return {**asdict(self), "oldest": self.oldest.total_seconds()}
 
 
 #: The time at which a row was written.

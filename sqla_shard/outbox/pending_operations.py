@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TYPE_CHECKING
@@ -30,8 +30,8 @@ from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.unreachable import (
     complete,
     each_once,
+    ShardsReport,
     short,
-    unreachable_values,
     UnreachableServer,
 )
 from sqla_shard.outbox.apply import (
@@ -49,7 +49,7 @@ from sqla_shard.outbox.apply import (
 from sqla_shard.outbox.scan import check_age, oldest, PARALLEL, read_all
 from sqla_shard.outbox.tables import APPLIED, INTENTS
 from sqla_shard.types import UTCTimestamp
-from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.json_values import JsonObject, parsed_json
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -63,7 +63,7 @@ _BATCH = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pending:
+class Pending(JsonObject):
     """A pending operation.
 
     :ivar token: identifies the pending operation; hexadecimal digits.
@@ -94,14 +94,6 @@ class Pending:
         """Whether the operation is defined in this process."""
         return is_known(self.operation)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {
-            **asdict(self),
-            "created_at": self.created_at.isoformat(),
-            "due_at": self.due_at.isoformat(),
-        }
-
     def __str__(self) -> str:
         error = f": {self.error}" if self.error else ""
         unknown = "" if self.is_known else ", not defined here"
@@ -114,7 +106,7 @@ class Pending:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PendingCount:
+class PendingCount(JsonObject):
     """The number of pending calls of one operation.
 
     :ivar operation: name of the operation.
@@ -127,10 +119,6 @@ class PendingCount:
     count: int
     failed: int
     oldest: timedelta
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values, with the age in seconds."""
-        return {**asdict(self), "oldest": self.oldest.total_seconds()}
 
     def __str__(self) -> str:
         failed = f", {self.failed:,} failed" if self.failed else ""
@@ -288,7 +276,7 @@ _FORGET_BATCH = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairReport:
+class RepairReport(ShardsReport):
     """The result of one pass.
 
     :ivar applied: the number of operations that were applied.
@@ -309,16 +297,6 @@ class RepairReport:
     def ok(self) -> bool:
         """Whether nothing has failed, and every server was read."""
         return not (self.failed or self.unknown or self.unreachable)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {
-            "applied": self.applied,
-            "failed": list(self.failed),
-            "unknown": [one.as_dict() for one in self.unknown],
-            "forgotten": self.forgotten,
-            "unreachable": unreachable_values(self.unreachable),
-        }
 
     def __str__(self) -> str:
         return (

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
@@ -50,6 +50,7 @@ from sqla_shard.outbox.tables import LONGEST_TOKEN, TOKEN_BYTES, TOKENS
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.types import UTCTimestamp
+from sqla_shard.util.json_values import JsonObject
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -314,7 +315,7 @@ _MADE = type_coerce(TOKENS.c.created_at, UTCTimestamp()).label("made")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommittedKey:
+class CommittedKey(JsonObject):
     """A shard on which a transaction with a key has committed.
 
     :ivar key: the key.
@@ -331,10 +332,6 @@ class CommittedKey:
     shard_id: int
     server: str
     committed_at: datetime
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {**asdict(self), "committed_at": self.committed_at.isoformat()}
 
     def __str__(self) -> str:
         return (
@@ -377,7 +374,7 @@ def key_on_all(
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfCommit:
+class HalfCommit(JsonObject):
     """A transaction that has committed on some of its servers only.
 
     :ivar key: the key of the transaction.
@@ -392,15 +389,6 @@ class HalfCommit:
     committed: tuple[WrittenShard, ...]
     missing: int
     committed_at: datetime
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {
-            "key": self.key,
-            "committed": [asdict(one) for one in self.committed],
-            "missing": self.missing,
-            "committed_at": self.committed_at.isoformat(),
-        }
 
     def __str__(self) -> str:
         there = ", ".join(map(str, self.committed))

@@ -54,7 +54,7 @@ from sqla_shard.schema.reports import Progress, RunReport, servers_of
 from sqla_shard.schema.selection import RunOptions, Shard, shards_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.keyspaces import as_ranges
-from sqla_shard.util.json_values import json_value
+from sqla_shard.util.json_values import JsonObject
 
 __all__ = [
     "Answer",
@@ -86,7 +86,7 @@ NOT_READ = (MISSING, UNREACHABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardStatus:
+class ShardStatus(JsonObject):
     """The status of one virtual shard.
 
     :ivar revisions: the current revisions of the shard; empty if it has no
@@ -109,6 +109,12 @@ class ShardStatus:
     condition: str
     detail: str | None = None
     cause: Cause | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes but for the cause as JSON values."""
+        found = super().as_dict()
+        del found["cause"]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,14 +165,7 @@ class StatusReport:
                 {"revisions": list(revisions), "shards": ids}
                 for revisions, ids in self.histogram().items()
             ],
-            "shards": [
-                {
-                    name: json_value(v)
-                    for name, v in vars(one).items()
-                    if name != "cause"
-                }
-                for one in self.shards
-            ],
+            "shards": [one.as_dict() for one in self.shards],
             "unreachable": unreachable_values(self.unreachable),
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
 from typing import Any, TextIO
@@ -32,6 +32,7 @@ from sqla_shard.engine.unreachable import (
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.schema.selection import Shard
 from sqla_shard.topology.keyspaces import as_ranges
+from sqla_shard.util.json_values import JsonObject
 from sqla_shard.util.masking import printable
 
 
@@ -63,7 +64,7 @@ NOT_READ = (State.MISSING, State.UNREACHABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(JsonObject):
     """The outcome of a command on one virtual shard.
 
     :ivar steps: the revisions that were applied, such as ``"upgrade of
@@ -104,8 +105,8 @@ class Outcome:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        found = {**asdict(self), "state": self.state.value}
+        """Return the attributes but for the cause as JSON values."""
+        found = super().as_dict()
         del found["cause"]
         return found
 

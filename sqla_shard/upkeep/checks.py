@@ -19,6 +19,7 @@ from sqla_shard.planning import spec_of
 from sqla_shard.session import INCLUDE_INACTIVE, ShardSession
 from sqla_shard.session.get import getter_of
 from sqla_shard.topology import Keyspace
+from sqla_shard.util.json_values import JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class FindingKind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(JsonObject):
     """One inconsistent row or object.
 
     :ivar kind: the kind, such as ``dangling``.
@@ -65,7 +66,7 @@ class Finding:
             name: str(value) if type(value) is int else value
             for name, value in self.row.items()
         }
-        return {**vars(self), "row": row}
+        return {**super().as_dict(), "row": row}
 
     def __str__(self) -> str:
         row = ", ".join(f"{name} {value!r}" for name, value in self.row.items())
@@ -106,7 +107,7 @@ SHOWN = 20
 
 
 @dataclass(kw_only=True)
-class Tally:
+class Tally(JsonObject):
     """The findings of one class.
 
     :ivar looked: number of rows or objects checked, by unit.
@@ -133,12 +134,7 @@ class Tally:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
-        return {
-            "looked": dict(self.looked),
-            "found": dict(self.found),
-            "repaired": dict(+self.repaired),
-            "findings": [one.as_dict() for one in self.findings],
-        }
+        return {**super().as_dict(), "repaired": dict(+self.repaired)}
 
 
 @dataclass(frozen=True, kw_only=True)

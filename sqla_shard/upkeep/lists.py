@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -20,8 +20,8 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unreachable import (
     each_once,
     reason,
+    ShardsReport,
     unreachable_lines,
-    unreachable_values,
     UnreachableServer,
 )
 from sqla_shard.exc import ClassDefinitionError, InvalidIdError, ScatterFailedError
@@ -64,7 +64,7 @@ class ListSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListSizes:
+class ListSizes(ShardsReport):
     """The largest lists of mapping classes.
 
     :ivar largest: the lists with the most rows.
@@ -78,10 +78,6 @@ class ListSizes:
     busiest: tuple[ListSize, ...]
     window: float
     unreachable: tuple[UnreachableServer, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {**asdict(self), "unreachable": unreachable_values(self.unreachable)}
 
     def __str__(self) -> str:
         lines = [f"large: {one}" for one in self.largest]
@@ -223,7 +219,7 @@ class SpreadProgress:
 
 
 @dataclass(kw_only=True)
-class SpreadReport:
+class SpreadReport(ShardsReport):
     """The result of :func:`spread_rows`.
 
     :ivar mapping: name of the class.
@@ -237,6 +233,8 @@ class SpreadReport:
     :ivar unreachable: servers that did not respond, or lack a shard.
     """
 
+    derived = ("ok",)
+
     mapping: str
     rows: int = 0
     copied: int = 0
@@ -249,14 +247,6 @@ class SpreadReport:
     def ok(self) -> bool:
         """Whether each row is in its piece, and ``spread_from`` may go."""
         return not self.unreachable and not self.misplaced
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {
-            **vars(self),
-            "unreachable": unreachable_values(self.unreachable),
-            "ok": self.ok,
-        }
 
     def __str__(self) -> str:
         first = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from secrets import token_bytes
@@ -40,6 +40,7 @@ from sqla_shard.upkeep.checks import (
     VerifyReport,
 )
 from sqla_shard.upkeep.run import Run, VerifyProgress
+from sqla_shard.util.json_values import JsonObject
 from sqla_shard.util.pace import Pace
 
 DANGLING = FindingKind(name="dangling", meaning="the object does not exist")
@@ -480,7 +481,7 @@ _PARALLEL = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenClaim:
+class OpenClaim(JsonObject):
     """A claim that was neither confirmed nor released.
 
     :ivar lookup: name of the lookup class.
@@ -500,10 +501,6 @@ class OpenClaim:
     server: str
     expires_at: datetime
     has_ended: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {**asdict(self), "expires_at": self.expires_at.isoformat()}
 
     def __str__(self) -> str:
         expires = "expired" if self.has_ended else "expires"

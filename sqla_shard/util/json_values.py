@@ -15,7 +15,9 @@ import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from typing import Any
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, ClassVar
 
 
 def _no_constant(name: str) -> None:
@@ -99,18 +101,43 @@ def decode_flat(text: str) -> dict[str, Any] | None:
 def json_value(value: Any) -> Any:
     """Convert a value, recursively, to types that JSON supports.
 
-    A dataclass becomes an object with its fields, a tuple an array.  A value
-    of any other type, even a float, which may be infinite, becomes a string.
+    A dataclass becomes an object with its fields, a tuple an array, a time a
+    text, a duration a number of seconds, a member of an enumeration its text,
+    or its name in small letters.  A value of any other type, even a float that
+    is infinite, becomes a string.
     """
+    if isinstance(value, JsonObject):
+        return value.as_dict()
     if is_dataclass(value):
         return {one.name: json_value(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
         return {key: json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [json_value(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value if isinstance(value.value, str) else value.name.lower()
     if value is None or isinstance(value, bool | int | str):
         return value
-    return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+class JsonObject:
+    """A dataclass, such as a report, whose attributes have JSON values.
+
+    :cvar derived: names of properties that are part of them.
+    """
+
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        own: Any = fields(self)  # type: ignore[arg-type]
+        names = (*(one.name for one in own), *self.derived)
+        return {name: json_value(getattr(self, name)) for name in names}
 
 
 _DEEP = "it is nested too deeply"

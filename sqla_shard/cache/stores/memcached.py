@@ -29,7 +29,7 @@ from __future__ import annotations
 import struct
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
 from time import time
@@ -58,6 +58,7 @@ from sqla_shard.cache.stores.memcached_node import (
     store_command,
 )
 from sqla_shard.outbox.tables import check_keys, TOKEN_BYTES
+from sqla_shard.util.json_values import JsonObject
 
 #: Client flags of items, by kind.
 VALUE, TOMBSTONE, LEASE = b"1", b"2", b"5"
@@ -546,7 +547,7 @@ def _names(servers: Any) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeStats:
+class NodeStats(JsonObject):
     """The statistics of a node; None if the node does not have one.
 
     Evictions, hits and misses are counted since the start of the node.
@@ -573,10 +574,6 @@ class NodeStats:
     hits: int | None = None
     misses: int | None = None
     uptime: int | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return asdict(self)
 
 
 #: The names of statistics in memcached.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic, process_time
 from typing import Any, TypeVar
@@ -31,8 +31,8 @@ from sqla_shard.engine import by_server, Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unreachable import (
     for_each_shard,
+    ShardsReport,
     unreachable_lines,
-    unreachable_values,
     UnreachableServer,
 )
 from sqla_shard.exc import ClassDefinitionError, DictionaryError
@@ -51,6 +51,7 @@ from sqla_shard.types.compression import (
     PREFIX_BYTES,
     train_dictionary,
 )
+from sqla_shard.util.json_values import JsonObject
 
 T = TypeVar("T")
 
@@ -140,7 +141,7 @@ class Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActivationReport:
+class ActivationReport(ShardsReport):
     """The result of :func:`activate` or :func:`deactivate`.
 
     :ivar name: name of the dictionary.
@@ -158,15 +159,6 @@ class ActivationReport:
     def ok(self) -> bool:
         """Whether all shards were changed."""
         return not self.unreachable
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {
-            "name": self.name,
-            "version": self.version,
-            "shards": self.shards,
-            "unreachable": unreachable_values(self.unreachable),
-        }
 
     def __str__(self) -> str:
         what = "JSON" if self.version is None else f"version {self.version}"
@@ -439,7 +431,7 @@ _PAGE = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingReport:
+class TrainingReport(ShardsReport):
     """A new dictionary, and what it will achieve.
 
     :ivar name: name of the dictionary.
@@ -483,13 +475,10 @@ class TrainingReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
-        found = asdict(self)
-        del found["unreachable"]
         return {
-            **found,
+            **super().as_dict(),
             "dictionary_id": f"{self.dictionary_id:06x}",
             "ratio": round(self.ratio, 2),
-            "unreachable": unreachable_values(self.unreachable),
         }
 
     def __str__(self) -> str:
@@ -737,7 +726,7 @@ def _sample_shard(
 
 
 @dataclass(kw_only=True)
-class VersionCount:
+class VersionCount(JsonObject):
     """The rows of one form.
 
     :ivar version: version of the dictionary; 0 for JSON, None for a dictionary
@@ -762,7 +751,7 @@ class VersionCount:
         shown = None
         if self.dictionary_id is not None:
             shown = f"{self.dictionary_id:06x}"
-        return {**vars(self), "dictionary_id": shown}
+        return {**super().as_dict(), "dictionary_id": shown}
 
     def __str__(self) -> str:
         if self.dictionary_id is None:
@@ -779,7 +768,7 @@ class VersionCount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlobStatus:
+class BlobStatus(ShardsReport):
     """The dictionaries of a table, and the rows written with each.
 
     :ivar name: name of the dictionary.
@@ -792,15 +781,6 @@ class BlobStatus:
     shards: int
     versions: tuple[VersionCount, ...]
     unreachable: tuple[UnreachableServer, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {
-            "name": self.name,
-            "shards": self.shards,
-            "versions": [one.as_dict() for one in self.versions],
-            "unreachable": unreachable_values(self.unreachable),
-        }
 
     def __str__(self) -> str:
         return "\n".join(

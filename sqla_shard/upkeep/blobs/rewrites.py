@@ -26,8 +26,8 @@ from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unreachable import (
+    ShardsReport,
     unreachable_lines,
-    unreachable_values,
     UnreachableServer,
 )
 from sqla_shard.exc import BlobError, DamagedBlobError
@@ -75,7 +75,7 @@ class RewriteProgress:
 
 
 @dataclass(kw_only=True)
-class RewriteReport:
+class RewriteReport(ShardsReport):
     """The result of :func:`rewrite` or :func:`check`.
 
     :ivar table: name of the table.
@@ -97,17 +97,6 @@ class RewriteReport:
     bytes_after: int = 0
     unreadable: list[UnreadableRow] = field(default_factory=list)
     unreachable: list[UnreachableServer] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values."""
-        return {
-            **vars(self),
-            "unreadable": [
-                {**vars(one), "object_id": str(one.object_id)}
-                for one in self.unreadable
-            ],
-            "unreachable": unreachable_values(self.unreachable),
-        }
 
     def __str__(self) -> str:
         first = (
