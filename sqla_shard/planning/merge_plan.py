@@ -17,7 +17,7 @@ from sqlalchemy import literal_column
 from sqlalchemy.orm import LoaderCriteriaOption
 from sqlalchemy.orm.context import FromStatement
 from sqlalchemy.sql.elements import ColumnElement
-from sqlalchemy.sql.selectable import Join, Select
+from sqlalchemy.sql.selectable import FromGrouping, Join, Select
 
 from sqla_shard.dialects.numbers import is_grouped_whole
 from sqla_shard.dialects.sorting import Hidden, kind_of
@@ -342,6 +342,9 @@ def _elements_of(sources: Iterable[Any]) -> list[Any]:
         source = todo.pop()
         if isinstance(source, Join):
             todo += [source.left, source.right]
+        elif isinstance(source, FromGrouping):
+            # Of a class with two tables, made anew each time.
+            todo.append(source.element)
         else:
             found.append(source)
     return found

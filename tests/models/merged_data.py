@@ -85,7 +85,7 @@ def make_rows(rng: random.Random, shards: tuple[int, ...]) -> Rows:
         return rng.choice(SAMPLES[kind])
 
     tables: dict[str, list[dict[str, Any]]] = {
-        name: [] for name in ("Shop", "Ware", "Mark", "Gem")
+        name: [] for name in ("Shop", "Ware", "Crate", "Mark", "Gem")
     }
     bare = rng.choice(shards)
     for shard in shards:
@@ -103,6 +103,11 @@ def make_rows(rng: random.Random, shards: tuple[int, ...]) -> Rows:
             continue
         wares = [pack(shard, WARE, k) for k in range(1, 9)]
         tables["Ware"] += [_ware(ware, one, rng, shops) for ware in wares]
+        tables["Crate"] += [
+            {"local_id": row["id"], "depth": one("number")}
+            for row in tables["Ware"][-len(wares) :]
+            if row["kind"] == "crate"
+        ]
         tables["Mark"] += [
             {
                 "ware_id": ware,
@@ -114,7 +119,7 @@ def make_rows(rng: random.Random, shards: tuple[int, ...]) -> Rows:
             for name in rng.sample(["x", "y", "z"], rng.choice([0, 0, 1, 3]))
         ]
         tables["Gem"] += [
-            _gem(pack(shard, GEM, k), rng.choice(wares), one) for k in range(1, 6)
+            _gem(pack(shard, GEM, k), rng.choice(wares), one, rng) for k in range(1, 6)
         ]
     _set_spaces(tables["Ware"])
     ids = {
@@ -136,6 +141,7 @@ def _ware(
     texts = [key for key in COLLATIONS if key != "word"]
     row |= {key: one(key if key in SAMPLES else "text") for key in texts}
     row["spelled"] = one("colour")
+    row["kind"] = rng.choice(("ware", "ware", "crate"))
     return {"id": ware, "shop_id": rng.choice([None, *shops]), **row}
 
 
@@ -151,25 +157,33 @@ def _set_spaces(wares: list[dict[str, Any]]) -> None:
     wares[1]["shop_id"] = wares[0]["shop_id"]
 
 
-def _gem(gem: int, ware: int, one: _Chosen) -> dict[str, Any]:
+def _gem(gem: int, ware: int, one: _Chosen, rng: random.Random) -> dict[str, Any]:
     kinds = ["number", "price", "weight", "sold", "day", "moment"]
     kinds += ["colour", "rank"]
     row = {kind: one(kind) for kind in kinds}
+    row["kind"] = rng.choice(("gem", "gem", "pearl"))
+    row["lustre"] = one("number") if row["kind"] == "pearl" else None
     return {"id": gem, "ware_id": ware, "word": one("word"), **row}
 
 
 def store(rows: Rows, models: Any, session: Any) -> None:
     """Insert the rows through a session of shards, or of one database."""
     for name, table in rows.tables.items():
-        made = [dict(row) for row in table]
-        if name == "Gem":
-            for row in made:
-                _translate(row, plain=models.plain)
-        session.execute(insert(getattr(models, name)), made)
+        if name == "Crate":
+            session.execute(insert(models.Crate.__table__), table)
+        elif name != "Gem":
+            session.execute(insert(getattr(models, name)), [*map(dict, table)])
+    for kind, entity in ("gem", models.Gem), ("pearl", models.Pearl):
+        gems = [dict(row) for row in rows.tables["Gem"] if row["kind"] == kind]
+        for row in gems:
+            _translate(row, plain=models.plain)
+        session.execute(insert(entity), gems)
 
 
 def _translate(row: dict[str, Any], *, plain: bool) -> None:
     """Return the values of a row that a blob stores, or its mirror."""
+    if row["kind"] == "gem":
+        del row["lustre"]
     if plain and row["rank"] is not None:
         row["rank"] = row["rank"].value
     if not plain and row["moment"] is not None:

@@ -32,6 +32,7 @@ from sqlalchemy.orm import (
     selectinload,
     subqueryload,
     with_loader_criteria,
+    with_polymorphic,
 )
 
 from sqla_shard import scatter
@@ -48,6 +49,7 @@ _WORDS = {
     "nulls_first": nulls_first,
     "nulls_last": nulls_last,
 }
+_SUBCLASSES = {"Ware": "Crate", "Gem": "Pearl"}
 #: Kinds of which a field has another format than a column.
 _FORMATTED = ("moment", "colour")
 #: Kinds that sum() and avg() take.
@@ -190,6 +192,11 @@ class Grammar:
         if self.core:
             table = entity.__table__
             return CoreTable(table.alias() if self.chance(30) else table)
+        if name in _SUBCLASSES and self.chance(25):
+            below = getattr(self.models, _SUBCLASSES[name])
+            if self.chance(30):
+                return with_polymorphic(entity, [below])
+            entity = below
         return aliased(entity) if self.chance(30) else entity
 
     def _values_of(self, name: str, e: Any) -> list[Value]:
@@ -207,6 +214,13 @@ class Grammar:
             )
             for key in kinds
         ]
+        below = e
+        if name in _SUBCLASSES:
+            below = getattr(e, getattr(self.models, _SUBCLASSES[name]).__name__, e)
+        for key in ("twice", "score", "depth", "lustre"):
+            if hasattr(below, key):
+                is_field = key == "lustre"
+                found.append(Value(getattr(below, key), "number", is_field=is_field))
         found += [
             Value(getattr(e, key), "text", collation)
             for key, collation in COLLATIONS.items()
@@ -271,6 +285,8 @@ class Grammar:
         """Return a condition on rows that relationships lead to."""
         m, first = self.models, self.first
         number = self.rng.randint(0, 2)
+        if self.name == "Shop" and self.chance(30):
+            return first.wares.of_type(m.Crate).any(m.Crate.depth > number)
         if self.name == "Shop":
             return first.wares.any(m.Ware.number > number)
         if self.chance(50):

@@ -1,8 +1,9 @@
 """Classes with columns of every kind that a merge compares, and a mirror.
 
 ``Shop``, ``Ware`` and ``Mark`` are plain models, ``Gem`` is an object class
-with the same kinds in its blob.  :data:`PLAIN` has the same columns with
-whole ids, for one database.
+with the same kinds in its blob.  ``Crate`` is a ``Ware`` with a table of its
+own beside, ``Pearl`` a ``Gem`` in the same table.  :data:`PLAIN` has the same
+columns with whole ids, for one database.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import datetime as dt
 import enum
 from decimal import Decimal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     Enum,
     Float,
     ForeignKey,
+    func,
     Integer,
     Numeric,
     String,
@@ -28,6 +30,7 @@ from sqlalchemy import (
     Time,
 )
 from sqlalchemy.dialects import mysql
+from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import DeclarativeBase, foreign, Mapped, mapped_column, relationship
 
 from sqla_shard import blob_field, ObjectMixin
@@ -93,9 +96,27 @@ def _text(key: str) -> Any:
     return mapped_column(String(length).with_variant(on_server, "mysql"))
 
 
-class _WareValues:
+def _mapped_as(kind: str) -> Any:
+    """Return the arguments of the mapper of a base class."""
+    return {"polymorphic_on": "kind", "polymorphic_identity": kind}
+
+
+class _Numbered:
+    """Values that are computed from a number."""
+
+    @hybrid_property
+    def twice(self) -> Any:
+        return self.number * 2
+
+    @hybrid_property
+    def score(self) -> Any:
+        return func.coalesce(self.number, 0) + 1
+
+
+class _WareValues(_Numbered):
     """The columns of a ware that are no ids."""
 
+    kind: Mapped[str] = mapped_column(String(9))
     number: Mapped[int | None] = mapped_column(Integer)
     big: Mapped[int | None] = mapped_column(BigInteger)
     price: Mapped[Decimal | None] = mapped_column(Numeric(30, 4))
@@ -157,6 +178,17 @@ class Ware(_WareValues, Base):
     )
     shop: Mapped[Shop | None] = relationship(back_populates="wares")
     marks: Mapped[list[Mark]] = relationship(order_by="(Mark.general, Mark.name)")
+    __mapper_args__ = _mapped_as("ware")
+
+
+class Crate(Ware):
+    __tablename__ = "crates"
+
+    id: Mapped[int] = mapped_column(
+        "local_id", ShardedId(WARE), ForeignKey("wares.local_id"), primary_key=True
+    )
+    depth: Mapped[int | None]
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "crate"}
 
 
 class Mark(Base):
@@ -170,9 +202,10 @@ class Mark(Base):
     number: Mapped[int | None]
 
 
-class Gem(ObjectMixin, Base, type_id=GEM, colocate_with="ware_id"):
+class Gem(_Numbered, ObjectMixin, Base, type_id=GEM, colocate_with="ware_id"):
     __tablename__ = "gems"
 
+    kind: Mapped[str] = mapped_column(String(9))
     ware_id: Mapped[int] = blob_field(ref=WARE)
     word: Mapped[str | None] = blob_field(default=None)
     number: Mapped[int | None] = blob_field(default=None)
@@ -183,10 +216,24 @@ class Gem(ObjectMixin, Base, type_id=GEM, colocate_with="ware_id"):
     moment: Mapped[dt.datetime | None] = blob_field(default=None)
     colour: Mapped[Colour | None] = blob_field(default=None)
     rank: Mapped[Rank | None] = blob_field(default=None)
+    __mapper_args__ = _mapped_as("gem")
+
+
+class Pearl(Gem):
+    lustre: Mapped[int | None] = blob_field(default=None)
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "pearl"}
 
 
 SHARDED = SimpleNamespace(
-    base=Base, Shop=Shop, Ware=Ware, Mark=Mark, Gem=Gem, full=full_id, plain=False
+    base=Base,
+    Shop=Shop,
+    Ware=Ware,
+    Crate=Crate,
+    Mark=Mark,
+    Gem=Gem,
+    Pearl=Pearl,
+    full=full_id,
+    plain=False,
 )
 
 
@@ -228,6 +275,17 @@ class PlainWare(_WareValues, PlainBase):
         primaryjoin=lambda: PlainWare.id == foreign(PlainMark.ware_id),
         order_by=lambda: (PlainMark.general, PlainMark.name),
     )
+    __mapper_args__ = _mapped_as("ware")
+
+
+class PlainCrate(PlainWare):
+    __tablename__ = "crates"
+
+    id: Mapped[int] = mapped_column(
+        "local_id", ForeignKey("wares.local_id"), primary_key=True
+    )
+    depth: Mapped[int | None]
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "crate"}
 
 
 class PlainMark(PlainBase):
@@ -239,10 +297,11 @@ class PlainMark(PlainBase):
     number: Mapped[int | None]
 
 
-class PlainGem(PlainBase):
+class PlainGem(_Numbered, PlainBase):
     __tablename__ = "gems"
 
     id: Mapped[int] = _plain_id()
+    kind: Mapped[str] = mapped_column(String(9))
     ware_id: Mapped[int]
     word: Mapped[str | None] = _text("word")
     number: Mapped[int | None]
@@ -263,6 +322,12 @@ class PlainGem(PlainBase):
     )
     #: The number itself: an Enum of SQLAlchemy holds text.
     rank: Mapped[int | None]
+    __mapper_args__ = _mapped_as("gem")
+
+
+class PlainPearl(PlainGem):
+    lustre: Mapped[int | None]
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "pearl"}
 
 
 class CoreTable:
@@ -282,8 +347,10 @@ PLAIN = SimpleNamespace(
     base=PlainBase,
     Shop=PlainShop,
     Ware=PlainWare,
+    Crate=PlainCrate,
     Mark=PlainMark,
     Gem=PlainGem,
+    Pearl=PlainPearl,
     full=lambda column: column,
     plain=True,
 )

@@ -406,6 +406,7 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 _KEYS = ("id", "ware_id", "shop_id", "name", "number", "general", "word")
+_KEYS += ("kind", "depth", "lustre")
 
 
 def _members(value: Any, depth: int) -> Any:

@@ -130,6 +130,15 @@ _ANSWERED: dict[str, _Made] = {
         .group_by(m.Ware.sold)
         .order_by(func.coalesce(func.max(m.Ware.big), 0), m.Ware.sold)
     ),
+    "a count of groups that join a class of two tables": lambda m: select(
+        func.count()
+    ).select_from(
+        select(m.Crate.swedish, m.Shop.number)
+        .select_from(m.Shop)
+        .join(m.Crate, m.Crate.shop_id == m.Shop.id)
+        .group_by(m.Crate.swedish, m.Shop.number)
+        .subquery()
+    ),
     "sums of CASE": _groups(lambda w: func.sum(case((w.sold, w.number), else_=0))),
     "averages of comparisons": _groups(lambda w: func.avg(w.price > 1)),
     "largest id": _groups(lambda w: func.max(w.id)),

@@ -335,7 +335,7 @@ def _shown(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return tuple(sorted(map(_shown, value), key=repr))
     name = type(value).__name__.removeprefix("Plain")
-    if name in ("Shop", "Ware"):
+    if name in ("Shop", "Ware", "Crate"):
         wares = getattr(value, "__dict__", {}).get("wares")
         return name, value.id, None if wares is None else _shown(wares)
     return value
