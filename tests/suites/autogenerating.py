@@ -281,6 +281,11 @@ SERVER_CHANGES: list[tuple[Any, Any, str]] = [
     (column(_colours("a", "b")), column(_colours("b", "a")), "Enum('b', 'a'"),
     (column(_colours("a")), column(_colours("a", "b")), "Enum('a', 'b'"),
     (
+        column(Integer, server_default=text("(1+2)")),
+        column(Integer, server_default=text("(1+3)")),
+        "server_default=sa.text('(1+3)')",
+    ),
+    (
         column(mysql.TIMESTAMP(fsp=6), nullable=False, server_default=text(_TIME)),
         column(
             mysql.TIMESTAMP(fsp=6),
@@ -348,7 +353,20 @@ SERVER_SAME = [
     column(JSON, server_default=text("(json_object())")),
     column(JSON, server_default=text("('{}')")),
     column(Text, server_default=text("('x')")),
-    column(String(36), server_default=text("(uuid())")),
+    column(String(36), server_default=text("(UUID())")),
+    column(Integer, server_default=text("(1+1)")),
+    column(Integer, server_default=text("0x41")),
+    column(Integer, server_default=text("NULL")),
+    column(String(9), server_default=func.concat("a", "b")),
+    column(String(9), server_default="\U0001f600 50%"),
+    column(mysql.DATETIME(fsp=6), server_default="2020-01-01 00:00:00"),
+    column(mysql.TIME(fsp=3), server_default="00:00:01"),
+    column(DateTime, server_default=text("(now() + interval 1 day)")),
+    column(JSON, server_default=func.json_object("a", 1)),
+    table(
+        Column("a %b", Integer),
+        Column("c %d", Integer, server_default=text("(`a %b` + 1)")),
+    ),
 ]
 
 

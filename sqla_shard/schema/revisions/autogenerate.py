@@ -26,8 +26,8 @@ a CHECK constraint on MariaDB, as equal to any LONGTEXT.
 
 Defaults: alembic compares strings, so it reports equal defaults: ``''`` and
 strings with a quote, ``true()`` and 1, ``1.5`` and ``1.50``, ``now()`` and
-``CURRENT_TIMESTAMP``.  The server rewrites other expressions; if its form
-differs from the model's, alembic reports the column every time.
+``CURRENT_TIMESTAMP``.  MySQL and MariaDB rewrite other expressions: they are
+asked how they show that of the model, for a temporary copy of the table.
 
 Hooks of the application are called after those of this package, and only for
 items that the latter do not decide: a table of another keyspace is never
@@ -38,10 +38,10 @@ package, except the ones that ``run_env()`` needs for itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from alembic.autogenerate.api import AutogenContext
 from alembic.operations.ops import (
@@ -67,7 +67,9 @@ from sqlalchemy import (
     text,
     TextClause,
 )
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import configure_mappers
+from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import TypeEngine
 
 from sqla_shard.dialects.mysql.catalogue import is_generated_key
@@ -242,6 +244,12 @@ def _time(default: str, digits: str) -> tuple[str, bool, str] | None:
 
 _VERSIONS = "alembic_version"
 
+#: Name of a temporary copy of a table.
+_COPY = f"{PREFIX}copy"
+
+#: Names of a table and a column.
+_Place: TypeAlias = tuple[str, str]
+
 
 def comparing(
     metadata: MetaData | None,
@@ -347,26 +355,30 @@ def _complete(
 ) -> None:
     """Handle ``process_revision_directives``."""
     everywhere = _is_portable(portable, context.dialect)
+    equal: set[_Place] = set()
     for script in directives:
+        for upgrade in script.upgrade_ops_list:
+            _find_equal_defaults(upgrade, context, equal)
         for container in (*script.upgrade_ops_list, *script.downgrade_ops_list):
-            _complete_all(container, context, everywhere)
+            _complete_all(container, equal, everywhere)
 
 
 def _complete_all(
-    container: OpContainer, context: MigrationContext, everywhere: bool
+    container: OpContainer, equal: Collection[_Place], everywhere: bool
 ) -> None:
     operations = []
     for operation in container.ops:
         if not everywhere and hasattr(operation, "kw"):
             drop_options(operation.kw)
         if isinstance(operation, OpContainer):
-            _complete_all(operation, context, everywhere)
+            _complete_all(operation, equal, everywhere)
             if operation.is_empty():
                 continue
         elif isinstance(operation, CreateTableOp):
             _complete_table(operation, everywhere)
         elif isinstance(operation, AlterColumnOp):
-            _drop_equal_default(operation, context)
+            if _place(operation) in equal:
+                operation.modify_server_default = False
             if not operation.has_changes():
                 continue
         operations.append(operation)
@@ -383,16 +395,65 @@ def _complete_table(operation: CreateTableOp, everywhere: bool) -> None:
             del operation.info[key]
 
 
-def _drop_equal_default(operation: AlterColumnOp, context: MigrationContext) -> None:
+def _place(operation: AlterColumnOp) -> _Place:
+    return operation.table_name, operation.column_name
+
+
+def _find_equal_defaults(
+    container: OpContainer, context: MigrationContext, equal: set[_Place]
+) -> None:
     # The hook compare_server_default cannot do it: for a table with a computed
     # column alembic fails before it calls the hook.
-    if operation.modify_server_default is not False and not default_differs(
-        context.dialect,
-        operation.existing_type,
-        operation.existing_server_default,
-        operation.modify_server_default,
-    ):
-        operation.modify_server_default = False
+    for operation in container.ops:
+        if isinstance(operation, OpContainer):
+            _find_equal_defaults(operation, context, equal)
+        elif (
+            isinstance(operation, AlterColumnOp)
+            and operation.modify_server_default is not False
+            and (
+                not default_differs(
+                    context.dialect,
+                    operation.existing_type,
+                    operation.existing_server_default,
+                    operation.modify_server_default,
+                )
+                or _is_shown_alike(operation, context)
+            )
+        ):
+            equal.add(_place(operation))
+
+
+def _is_shown_alike(operation: AlterColumnOp, context: MigrationContext) -> bool:
+    """Return whether the server shows the new default as the present one."""
+    wanted = getattr(operation.modify_server_default, "arg", None)
+    connection: Any = context.connection
+    if not is_plain(context.dialect) or _text(context.dialect, wanted) is None:
+        return False
+    quote = context.dialect.identifier_preparer.quote
+    column = quote(operation.column_name)
+    spec = str(
+        CreateColumn(
+            Column(operation.column_name, Integer, server_default=wanted)
+        ).compile(dialect=context.dialect)
+    )
+    default = spec.partition(" DEFAULT ")[2]
+    table, copy = quote(operation.table_name), quote(_COPY)
+    run = connection.exec_driver_sql
+    run(f"CREATE TEMPORARY TABLE {copy} LIKE {table}")
+    try:
+        run(f"ALTER TABLE {copy} ALTER COLUMN {column} SET DEFAULT {default}")
+    except DBAPIError:
+        # The operation says what the server refuses.
+        return False
+    else:
+        shown = [run(f"SHOW CREATE TABLE {name}").one()[1] for name in (table, copy)]
+    finally:
+        run(f"DROP TEMPORARY TABLE {copy}")
+    start = f"  `{operation.column_name.replace('`', '``')}` "
+    one, other = (
+        [line for line in text.splitlines() if line.startswith(start)] for text in shown
+    )
+    return one == other
 
 
 _BY_RUN_ENV = "run_env() opens the connections, from the topology; leave it out"
