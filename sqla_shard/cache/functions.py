@@ -641,7 +641,7 @@ def cached_objects(
     options = {"format": format, "version": version, "expire": expire, "of": of}
     make = partial(FunctionCache, region=region, parts=["objects"], **options)
     signature = 2, "a session and ids"
-    return partial(_decorate, make=make, signature=signature, reader=_Objects)
+    return partial(_decorate, make=make, signature=signature, reader=_ResultReader)
 
 
 def cached_list(
@@ -675,7 +675,7 @@ def cached_list(
     return partial(_decorate, make=make, signature=signature, reader=reader)
 
 
-class _Call:
+class _Signature:
     """The signature of a function.
 
     :param number: the number of its parameters.
@@ -744,7 +744,7 @@ def _decorate(
     *,
     signature: tuple[int, str],
     make: Callable[..., FunctionCache],
-    reader: Callable[[_Call, FunctionCache], Callable[..., Any]],
+    reader: Callable[[_Signature, FunctionCache], Callable[..., Any]],
 ) -> Any:
     """Return the replacement of a function; register its cache.
 
@@ -752,7 +752,7 @@ def _decorate(
     :param make: returns the cache of the function.
     :param reader: returns the reader of the cache.
     """
-    call = _Call(function, *signature)
+    call = _Signature(function, *signature)
     cached = make(function)
     reads = reader(call, cached)
     register(cached)
@@ -788,10 +788,10 @@ def _open(session: Any) -> Any:
     return usable_cache(session)
 
 
-class _Objects:
+class _ResultReader:
     """Reads the results for several ids."""
 
-    def __init__(self, call: _Call, cached: FunctionCache) -> None:
+    def __init__(self, call: _Signature, cached: FunctionCache) -> None:
         self._call = call
         self._cached = cached
         #: Whether the last result in this process was a list.
@@ -825,7 +825,7 @@ class _Objects:
 class _List:
     """Reads a part of a list."""
 
-    def __init__(self, call: _Call, cached: FunctionCache, rows: int) -> None:
+    def __init__(self, call: _Signature, cached: FunctionCache, rows: int) -> None:
         self._call = call
         self._cached = cached
         self._rows = rows

@@ -330,7 +330,7 @@ def read_through(
     """
     tally = CacheCounters("") if tally is None else tally
     lease = times.lease if leases else 0
-    reading = _Reading(
+    reading = _CacheReading(
         store=store,
         source=source,
         times=times,
@@ -355,7 +355,7 @@ def read_through(
 
 
 @dataclass(kw_only=True)
-class _Reading:
+class _CacheReading:
     """One call of :func:`read_through`.
 
     :ivar lease: seconds after which a lease expires; 0: take no leases.

@@ -77,7 +77,7 @@ def code_values(engine: Engine) -> None:
 
 @cache
 def _coding(compiler: Any) -> Any:
-    return type(compiler.__name__, (_Compiler, compiler), {})
+    return type(compiler.__name__, (_ValueCompiler, compiler), {})
 
 
 def encoded_type(element: Any) -> Any:
@@ -167,7 +167,7 @@ def _encoded(values: Iterable[Any]) -> Any:
     return next((t for t in types if isinstance(t, Encoded)), None)
 
 
-class _Compiler(SQLCompiler):
+class _ValueCompiler(SQLCompiler):
     """Compiles the values beside a field."""
 
     def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:

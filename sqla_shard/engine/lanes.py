@@ -116,7 +116,7 @@ class Deadlines:
             thread.join()
 
 
-class Task(Generic[T]):
+class LaneTask(Generic[T]):
     """A job that is started at most once, by the first thread that is free."""
 
     def __init__(self, job: Callable[[], T]) -> None:
@@ -247,7 +247,7 @@ class Lanes:
             finally:
                 cancel()
         first, *others = jobs
-        tasks = [Task(job) for job in others]
+        tasks = [LaneTask(job) for job in others]
         results: list[T] = []
         raised: BaseException | None = None
         try:
@@ -273,7 +273,7 @@ class Lanes:
             raise raised
         return results + [task.future.result() for task in tasks]
 
-    def begin(self, task: Task[T]) -> None:
+    def begin(self, task: LaneTask[T]) -> None:
         """Run a task in a thread, and return immediately.
 
         If no thread can be started, the task is run before this returns.
@@ -296,7 +296,7 @@ class Lanes:
         :param servers: the server of each job, as for :meth:`run`.
         :returns: the futures of the jobs, in order, done or not.
         """
-        tasks = [Task(job) for job in jobs]
+        tasks = [LaneTask(job) for job in jobs]
         futures = [task.future for task in tasks]
         if timeout is None:
             self._submit(tasks, servers)
@@ -318,7 +318,7 @@ class Lanes:
         return self._deadlines.call_later(seconds, call)
 
     def _submit(
-        self, tasks: Sequence[Task[T]], servers: Sequence[Hashable] = ()
+        self, tasks: Sequence[LaneTask[T]], servers: Sequence[Hashable] = ()
     ) -> None:
         """Submit tasks to the pool, as many as it accepts."""
         for task, server in zip_longest(tasks, servers):
@@ -328,7 +328,7 @@ class Lanes:
                 return
 
     def _submit_until(
-        self, end: float, tasks: Sequence[Task[T]], servers: Sequence[Hashable]
+        self, end: float, tasks: Sequence[LaneTask[T]], servers: Sequence[Hashable]
     ) -> None:
         """Submit tasks as soon as fewer threads wait for their servers.
 
@@ -352,7 +352,7 @@ class Lanes:
             if monotonic() >= end:
                 return
 
-    def _hand_over(self, task: Task[T], server: Hashable) -> bool:
+    def _hand_over(self, task: LaneTask[T], server: Hashable) -> bool:
         """Submit a task; return False if no thread can be started."""
         # Add the callback before the thread starts: an interrupt most likely
         # arrives then, and the thread would be counted forever.
@@ -431,7 +431,9 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _stop(
-    tasks: Sequence[Task[T]], abort: Callable[[int], None] | None, error: BaseException
+    tasks: Sequence[LaneTask[T]],
+    abort: Callable[[int], None] | None,
+    error: BaseException,
 ) -> None:
     """Start no more jobs; interrupt running ones unless a server failed."""
     everything = abort is not None and not isinstance(error, Exception)

@@ -67,8 +67,8 @@ from sqla_shard.engine.lanes import (
     invalidate,
     Lanes,
     lanes_for,
+    LaneTask,
     POLLED,
-    Task,
 )
 from sqla_shard.util.processes import THREAD
 
@@ -134,7 +134,7 @@ class _Call:
         self.info = connection.info
         self.work = work
         self.queued = False
-        self.task: Task[None] | None = None
+        self.task: LaneTask[None] | None = None
         self.polled: PolledCall | None = None
         self.cancelled = False
 
@@ -340,7 +340,7 @@ class Hub:
             self._begin(call)
 
     def _begin(self, call: _Call) -> None:
-        task = Task(call.work)
+        task = LaneTask(call.work)
         task.future.add_done_callback(lambda future: self._answers.put(call))
         call.task = task
         if self._poller is not None:

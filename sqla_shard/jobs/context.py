@@ -49,7 +49,7 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class JobOutcome:
     """The result of one run, which the worker writes.
 
     :ivar job: the job.

@@ -32,7 +32,7 @@ from sqla_shard.exc import (
 from sqla_shard.exc.base import shown, summary
 from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob
-from sqla_shard.jobs.context import as_current, Ending, Outcome, RunningJob
+from sqla_shard.jobs.context import as_current, Ending, JobOutcome, RunningJob
 from sqla_shard.jobs.tasks import Task
 from sqla_shard.outbox.apply import place_at
 from sqla_shard.session.transaction import TransactionLog
@@ -71,7 +71,7 @@ class Beginnings:
         self._last: RunningJob | None = None
         self._pools: dict[int, ThreadPoolExecutor] = {}
 
-    def begin(self, running: RunningJob) -> Outcome | None:
+    def begin(self, running: RunningJob) -> JobOutcome | None:
         """Wait for the turn of a job, and count its attempt, if it needs that.
 
         Call :meth:`end` when it has ended.
@@ -82,7 +82,7 @@ class Beginnings:
             self._take_turn(running)
         return self._count(running) if running.job.counts_at_start else None
 
-    async def async_begin(self, running: RunningJob) -> Outcome | None:
+    async def async_begin(self, running: RunningJob) -> JobOutcome | None:
         """Wait, and count, in an event loop; see :meth:`begin`."""
         # Not in the threads of the loop, which functions of jobs need: many
         # jobs that wait, or count on a server that is silent, would fill them.
@@ -117,15 +117,15 @@ class Beginnings:
                 self._last.has_ended.wait(_ALONE)
             self._last = running
 
-    def _count(self, running: RunningJob) -> Outcome | None:
+    def _count(self, running: RunningJob) -> JobOutcome | None:
         job, before = running.job, monotonic()
         try:
             running.check()
             self._cluster.run(claims.start, job, running.lease, timeout=_TIMEOUT)
         except JobClaimLostError:
-            return Outcome(job=job, ending=Ending.LOST)
+            return JobOutcome(job=job, ending=Ending.LOST)
         except SQLAlchemyError as error:
-            return Outcome(
+            return JobOutcome(
                 job=job,
                 ending=Ending.RELEASED,
                 error=f"it could not begin: {summary(error)}",
@@ -152,7 +152,9 @@ _CANCEL_SECONDS = 0.5
 UNKNOWN_DELAY = 60.0
 
 
-def run_job(cluster: Cluster, running: RunningJob, beginnings: Beginnings) -> Outcome:
+def run_job(
+    cluster: Cluster, running: RunningJob, beginnings: Beginnings
+) -> JobOutcome:
     """Call the task of a job.
 
     Errors of the task are in the outcome.
@@ -169,7 +171,7 @@ def run_job(cluster: Cluster, running: RunningJob, beginnings: Beginnings) -> Ou
         beginnings.end(running)
 
 
-def _call_and_catch(cluster: Cluster, task: Task, running: RunningJob) -> Outcome:
+def _call_and_catch(cluster: Cluster, task: Task, running: RunningJob) -> JobOutcome:
     try:
         running.begin(task.time_limit)
         with as_current(running):
@@ -181,7 +183,7 @@ def _call_and_catch(cluster: Cluster, task: Task, running: RunningJob) -> Outcom
 
 async def async_run_job(
     cluster: Cluster, running: RunningJob, beginnings: Beginnings
-) -> Outcome:
+) -> JobOutcome:
     """Await the task of a job; see :func:`run_job`."""
     task = running.task
     if task is None:
@@ -197,7 +199,7 @@ async def async_run_job(
 
 async def _await_and_catch(
     cluster: Cluster, task: Task, running: RunningJob
-) -> Outcome:
+) -> JobOutcome:
     try:
         running.begin(task.time_limit)
         with as_current(running):
@@ -207,8 +209,8 @@ async def _await_and_catch(
     return _succeeded(running)
 
 
-def _unknown(running: RunningJob) -> Outcome:
-    return Outcome(
+def _unknown(running: RunningJob) -> JobOutcome:
+    return JobOutcome(
         job=running.job,
         ending=Ending.UNKNOWN,
         error=str(UnknownTaskError(task=running.job.task)),
@@ -216,24 +218,26 @@ def _unknown(running: RunningJob) -> Outcome:
     )
 
 
-def _damaged(job: ClaimedJob, damage: JobArgumentError) -> Outcome:
+def _damaged(job: ClaimedJob, damage: JobArgumentError) -> JobOutcome:
     # No other attempt could read it.
-    return Outcome(job=job, ending=Ending.FAILED, error=summary(damage), is_final=True)
+    return JobOutcome(
+        job=job, ending=Ending.FAILED, error=summary(damage), is_final=True
+    )
 
 
-def _succeeded(running: RunningJob) -> Outcome:
+def _succeeded(running: RunningJob) -> JobOutcome:
     ending = Ending.WRITTEN if running.is_written else Ending.SUCCEEDED
-    return Outcome(job=running.job, ending=ending)
+    return JobOutcome(job=running.job, ending=ending)
 
 
-def _failed(task: Task, running: RunningJob, error: BaseException) -> Outcome:
+def _failed(task: Task, running: RunningJob, error: BaseException) -> JobOutcome:
     """Return the outcome of a run that has raised an error."""
     ending = Ending.FAILED
     if running.is_written:
         ending = Ending.WRITTEN
     elif running.is_lost or isinstance(error, JobClaimLostError):
         ending = Ending.LOST
-    return Outcome(
+    return JobOutcome(
         job=running.job,
         ending=ending,
         error=summary(error),
@@ -253,7 +257,7 @@ def _call(cluster: Cluster, task: Task, running: RunningJob) -> None:
         with _in_this_process():
             _refuse_unrun(task, task.function(**arguments))
         return
-    guard = _Guard(running.job)
+    guard = _CommitGuard(running.job)
     with cluster.session(**_options(running)) as session:
         _begin(session, running, guard)
         with _in_this_process():
@@ -302,7 +306,7 @@ async def _await(cluster: Cluster, task: Task, running: RunningJob) -> None:
     if not task.in_transaction:
         await _within(task, task.function(**arguments), running)
         return
-    guard = _Guard(running.job)
+    guard = _CommitGuard(running.job)
     async with cluster.async_session(**_options(running)) as session:
         await session.run_sync(_begin, running, guard)
         running.check()  # what was awaited may have swallowed a cancellation
@@ -354,7 +358,7 @@ def _options(running: RunningJob) -> dict[str, Any]:
     return {"cross_shard": "logged", "shard_id": running.job.shard_id}
 
 
-def _begin(session: Any, running: RunningJob, guard: _Guard) -> None:
+def _begin(session: Any, running: RunningJob, guard: _CommitGuard) -> None:
     session.last = guard
     session.begin()
     place = place_at(session, running.job.address)
@@ -362,7 +366,7 @@ def _begin(session: Any, running: RunningJob, guard: _Guard) -> None:
     session.log.wrote(place, f"job {running.job}")
 
 
-def _commit(session: Any, running: RunningJob, guard: _Guard) -> None:
+def _commit(session: Any, running: RunningJob, guard: _CommitGuard) -> None:
     """Acknowledge the job, if the function has not, and commit."""
     session.flush()
     if not running.is_written_by(session):
@@ -371,7 +375,7 @@ def _commit(session: Any, running: RunningJob, guard: _Guard) -> None:
     session.commit()
 
 
-class _Guard:
+class _CommitGuard:
     """Refuses a COMMIT by the task: it would not acknowledge the job."""
 
     def __init__(self, job: ClaimedJob) -> None:
@@ -418,7 +422,7 @@ def job_begins(cluster: Cluster, job: ClaimedJob) -> None:
     _call_listeners(cluster.dispatch.before_job, cluster, job)
 
 
-def job_ends(cluster: Cluster, running: RunningJob, outcome: Outcome) -> Outcome:
+def job_ends(cluster: Cluster, running: RunningJob, outcome: JobOutcome) -> JobOutcome:
     """Call the listeners of ``after_job``; return the outcome."""
     if cluster.dispatch.after_job:
         began = running.began
@@ -452,7 +456,7 @@ def _call_listeners(listeners: Any, *arguments: Any) -> None:
 
 
 #: Called with each job that has ended, by any thread.
-Finished = Callable[[RunningJob, Outcome], None]
+Finished = Callable[[RunningJob, JobOutcome], None]
 
 #: Seconds that the end of a worker waits for a thread.
 _UNTIL_ENDED = 5.0
@@ -508,12 +512,12 @@ class Repeating:
                 return
 
 
-def _unforeseen(running: RunningJob, error: BaseException) -> Outcome:
+def _unforeseen(running: RunningJob, error: BaseException) -> JobOutcome:
     """Return the outcome of a run with an error outside of the task.
 
     Such as one of a retry policy of the application.
     """
-    return Outcome(
+    return JobOutcome(
         job=running.job,
         ending=Ending.FAILED,
         error=summary(error),
@@ -521,9 +525,9 @@ def _unforeseen(running: RunningJob, error: BaseException) -> Outcome:
     )
 
 
-def _not_begun(running: RunningJob) -> Outcome:
+def _not_begun(running: RunningJob) -> JobOutcome:
     """Return the outcome of a job that was cancelled, by another, before it began."""
-    return Outcome(job=running.job, ending=Ending.RELEASED)
+    return JobOutcome(job=running.job, ending=Ending.RELEASED)
 
 
 class Runners:
@@ -545,13 +549,13 @@ class Runners:
         self._beginnings = Beginnings(cluster)
         self._queue: queue.SimpleQueue[RunningJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._loop: _Loop | None = None
+        self._loop: _JobLoop | None = None
 
     def submit(self, running: RunningJob) -> None:
         """Run a job as soon as a thread, or the event loop, is free."""
         if running.is_async:
             if self._loop is None:
-                self._loop = _Loop(
+                self._loop = _JobLoop(
                     *(self._cluster, self._concurrency, self._finished),
                     self._beginnings,
                 )
@@ -613,7 +617,7 @@ class Runners:
         self._finished(running, job_ends(self._cluster, running, outcome))
 
 
-class _Loop:
+class _JobLoop:
     """An event loop in a thread, and the jobs that run in it."""
 
     def __init__(

@@ -33,7 +33,7 @@ from sqla_shard.jobs.claims import (
     reopened,
     RUNNING,
 )
-from sqla_shard.jobs.context import Ending, Outcome
+from sqla_shard.jobs.context import Ending, JobOutcome
 from sqla_shard.jobs.survey import Ages, due_rows, DueGroup, windows_of
 from sqla_shard.jobs.tasks import is_periodic, repeat
 from sqla_shard.outbox.apply import Address, place_at
@@ -347,7 +347,7 @@ class Exchange:
 def exchange(
     session: ShardSession,
     address: Address,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[JobOutcome],
     groups: Iterable[DueGroup],
     limit: int,
     allowed: Mapping[str, int],
@@ -378,7 +378,7 @@ def exchange(
     return Exchange(claimed=claimed, emptied=emptied, lost=lost)
 
 
-def _write(session: ShardSession, outcomes: Sequence[Outcome]) -> list[str]:
+def _write(session: ShardSession, outcomes: Sequence[JobOutcome]) -> list[str]:
     """Write outcomes; return the jobs whose claims are lost."""
     lost: list[str] = []
     done = [
@@ -404,7 +404,7 @@ def _write(session: ShardSession, outcomes: Sequence[Outcome]) -> list[str]:
     return lost
 
 
-def _ends(outcome: Outcome) -> bool:
+def _ends(outcome: JobOutcome) -> bool:
     """Return whether no attempt follows."""
     if outcome.ending is Ending.FAILED:
         return outcome.is_final or outcome.job.attempt >= outcome.job.max_attempts
@@ -430,7 +430,7 @@ class _Doubt:
     """
 
     claimed: list[ClaimedJob]
-    outcomes: list[Outcome]
+    outcomes: list[JobOutcome]
     expires: float
     next_try: float = 0.0
 
@@ -445,7 +445,7 @@ class Exchanges:
         self._cluster = cluster
         self._lease = lease
         self._windows = windows_of(cluster)
-        self._waiting: dict[Address, list[Outcome]] = {}
+        self._waiting: dict[Address, list[JobOutcome]] = {}
         self._doubts: list[_Doubt] = []
         self._oldest = 0.0
 
@@ -464,13 +464,13 @@ class Exchanges:
         """Seconds for which the oldest outcome has waited."""
         return monotonic() - self._oldest if self._waiting else 0.0
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: JobOutcome) -> None:
         """Let the next transaction on the shard write an outcome."""
         if not self._waiting:
             self._oldest = monotonic()
         self._waiting.setdefault(outcome.job.address, []).append(outcome)
 
-    def _add_again(self, outcomes: Iterable[Outcome]) -> None:
+    def _add_again(self, outcomes: Iterable[JobOutcome]) -> None:
         # Until its claim has expired, no other worker runs the job.
         for one in outcomes:
             self.add(one)

@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard.engine.unreachable import short, unreachable_lines
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import ClaimedJob, LEASE
-from sqla_shard.jobs.context import Ending, Heartbeat, Outcome, RunningJob
+from sqla_shard.jobs.context import Ending, Heartbeat, JobOutcome, RunningJob
 from sqla_shard.jobs.enqueue import check_queue
 from sqla_shard.jobs.hints import hints_of
 from sqla_shard.jobs.queues import LimitedQueues
@@ -170,7 +170,7 @@ class Worker:
         self._undelivered: list[str] = []
         self._keep = {"keep_done": keep_done, "keep_failed": keep_failed}
         self._stops_at: float | None = None
-        self._finished: queue.SimpleQueue[tuple[RunningJob, Outcome] | None] = (
+        self._finished: queue.SimpleQueue[tuple[RunningJob, JobOutcome] | None] = (
             queue.SimpleQueue()
         )
         self._held: set[RunningJob] = set()
@@ -346,7 +346,7 @@ class Worker:
         except queue.Empty:
             return
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: JobOutcome) -> None:
         job, ending = outcome.job, outcome.ending
         could_not_begin = ending is Ending.RELEASED and outcome.error
         self._schedule.is_empty = False
@@ -384,7 +384,7 @@ class Worker:
             report_lost_claims(self._cluster, tuple(jobs))
         self._lose(jobs)
 
-    def _ended(self, running: RunningJob, outcome: Outcome) -> None:
+    def _ended(self, running: RunningJob, outcome: JobOutcome) -> None:
         """Take over the outcome of a job; called by the runners."""
         if running.began is not None:
             took = max(monotonic() - running.began, 1e-4)
@@ -396,10 +396,10 @@ class Worker:
         self._held.discard(running)
         job = running.job
         if running.began is None or job.attempt < job.max_attempts:
-            self._note(Outcome(job=job, ending=Ending.RELEASED))
+            self._note(JobOutcome(job=job, ending=Ending.RELEASED))
         else:
             # Its last attempt has begun, and may have done anything.
-            self._note(Outcome(job=job, ending=Ending.FAILED, error=_TOO_LATE))
+            self._note(JobOutcome(job=job, ending=Ending.FAILED, error=_TOO_LATE))
 
     def _release_all(self) -> None:
         """Write all outcomes, and release what still runs."""

@@ -62,7 +62,7 @@ GRANTS = "grants"
 _log = logging.getLogger("sqla_shard.exporter")
 
 
-class _Reading(NamedTuple):
+class _PartReading(NamedTuple):
     """The result of a part.
 
     :ivar problems: a line for each problem.
@@ -78,7 +78,7 @@ class _Reading(NamedTuple):
     @classmethod
     def of(
         cls, observed: list[Observation], unreachable: Sequence[UnreachableServer]
-    ) -> _Reading:
+    ) -> _PartReading:
         """Return a reading of all shards but those that were not read."""
         lacking: list[UnreachableServer] = []
         others: list[UnreachableServer] = []
@@ -105,9 +105,9 @@ def _databases(missing: Iterable[tuple[str, Address]]) -> list[str]:
     )
 
 
-_Read = Callable[[], _Reading]
+_Read = Callable[[], _PartReading]
 
-_NOTHING = _Reading([], [])
+_NOTHING = _PartReading([], [])
 
 _LATE = "no response in time"
 
@@ -145,7 +145,7 @@ class FleetMetrics:
         self._load = load
         self._lock = threading.Lock()
         self._parts = {
-            name: _Part(name, read, interval)
+            name: _MetricsPart(name, read, interval)
             for name, read in (
                 ("operations", self._operations),
                 ("outbox", self._outbox),
@@ -154,8 +154,8 @@ class FleetMetrics:
             )
         }
         if load is not None:
-            self._parts["load"] = _Part("load", self._shares, 0.0)
-        self._servers: dict[tuple[str, str, str], _Part] = {}
+            self._parts["load"] = _MetricsPart("load", self._shares, 0.0)
+        self._servers: dict[tuple[str, str, str], _MetricsPart] = {}
 
     @staticmethod
     def options(topology: Topology, timeout: float) -> dict[str, Any]:
@@ -228,11 +228,11 @@ class FleetMetrics:
 
     # -- servers
 
-    def _probes(self) -> dict[tuple[str, str, str], _Part]:
+    def _probes(self) -> dict[tuple[str, str, str], _MetricsPart]:
         """Return a part for each server of the topology."""
         topology = self._cluster.topology
         names = server_names(topology)
-        wanted: dict[tuple[str, str, str], _Part] = {}
+        wanted: dict[tuple[str, str, str], _MetricsPart] = {}
         for keyspace in topology.keyspaces.values():
             for server in keyspace.servers:
                 name = names[keyspace.name, server.name]
@@ -245,7 +245,7 @@ class FleetMetrics:
                         continue
                     key = name, role, url
                     read = partial(self._server, name, role, url)
-                    wanted[key] = self._servers.get(key) or _Part(
+                    wanted[key] = self._servers.get(key) or _MetricsPart(
                         f"{name} {role}",
                         read,
                         0.0,
@@ -254,7 +254,7 @@ class FleetMetrics:
         self._servers = wanted
         return wanted
 
-    def _server(self, name: str, role: Role, url: str) -> _Reading:
+    def _server(self, name: str, role: Role, url: str) -> _PartReading:
         """Read the state of a server.
 
         :raises SQLAlchemyError: if it does not respond.
@@ -276,7 +276,7 @@ class FleetMetrics:
             if not error.is_unanswered:
                 raise
             line = self._outage(name, role, why=error.reason, number=error.number)
-            return _Reading([], [line])
+            return _PartReading([], [line])
         values = {
             "server.round_trip": state.round_trip,
             "server.read_only": state.read_only,
@@ -289,15 +289,15 @@ class FleetMetrics:
             if value is not None
         ]
         if role == "primary":
-            return _Reading(found, [])
+            return _PartReading(found, [])
         if state.unknown is not None:
             why = f"replication of {name}: {state.unknown}"
-            return _Reading(found, [why])
+            return _PartReading(found, [why])
         runs = state.replication is not None and state.replication.runs
         found.append(Observation(metric("server.replication_runs"), runs, (name,)))
         if state.lag is not None:
             found.append(Observation(metric("server.lag"), state.lag, (name,)))
-        return _Reading(found, [])
+        return _PartReading(found, [])
 
     def _outage(
         self, name: str, role: Role, *, why: str, number: int | None = None
@@ -306,7 +306,7 @@ class FleetMetrics:
         pair = pair_named(self._cluster.topology, name)
         return str(outage(pair, role, why=why, number=number))
 
-    def _ping(self, name: str, role: str) -> _Reading:
+    def _ping(self, name: str, role: str) -> _PartReading:
         """Time a statement on a SQLite server: a directory of files.
 
         :raises SQLAlchemyError: if it cannot be read.
@@ -324,13 +324,13 @@ class FleetMetrics:
                 connection.execute(sql("SELECT 1"))
                 seconds = perf_counter() - start
         except ShardMissingError as error:
-            return _Reading.of([], [UnreachableServer.of([place], error)])
+            return _PartReading.of([], [UnreachableServer.of([place], error)])
         observed = Observation(metric("server.round_trip"), seconds, (name, role))
-        return _Reading([observed], [])
+        return _PartReading([observed], [])
 
     # -- counts of rows
 
-    def _operations(self) -> _Reading:
+    def _operations(self) -> _PartReading:
         found, unreachable = counts(self._cluster)
         observed = []
         for one in found:
@@ -341,9 +341,9 @@ class FleetMetrics:
                 Observation(metric("operation.failed"), one.failed, labels),
                 Observation(metric("operation.oldest"), age, labels),
             ]
-        return _Reading.of(observed, unreachable)
+        return _PartReading.of(observed, unreachable)
 
-    def _outbox(self) -> _Reading:
+    def _outbox(self) -> _PartReading:
         sizes, unreachable = outbox_size(self._cluster)
         observed = []
         for region, one in by_region(sizes).items():
@@ -352,9 +352,9 @@ class FleetMetrics:
                 Observation(metric("outbox.pending"), one.rows, (region,)),
                 Observation(metric("outbox.oldest"), age, (region,)),
             ]
-        return _Reading.of(observed, unreachable)
+        return _PartReading.of(observed, unreachable)
 
-    def _queues(self) -> _Reading:
+    def _queues(self) -> _PartReading:
         found, unreachable = queue_counts(self._cluster)
         observed = [Observation(metric("queue.unread_servers"), len(unreachable))]
         for one in found:
@@ -366,9 +366,9 @@ class FleetMetrics:
                 )
                 for state in _QUEUE_STATES
             ]
-        return _Reading.of(observed, unreachable)
+        return _PartReading.of(observed, unreachable)
 
-    def _schema(self) -> _Reading:
+    def _schema(self) -> _PartReading:
         places = self._cluster.places
         observed: list[Observation] = []
         unreachable: list[UnreachableServer] = []
@@ -395,9 +395,9 @@ class FleetMetrics:
             observed.append(
                 Observation(metric("schema.unfinished"), unfinished, (keyspace.name,))
             )
-        return _Reading(observed, unreachable_lines(unreachable), tuple(databases))
+        return _PartReading(observed, unreachable_lines(unreachable), tuple(databases))
 
-    def _shares(self) -> _Reading:
+    def _shares(self) -> _PartReading:
         snapshots = () if self._load is None else self._load.snapshots()
         report = report_load(snapshots, self._cluster.topology, top=20)
         observed: list[Observation] = []
@@ -414,7 +414,7 @@ class FleetMetrics:
             Observation(metric("load.hot"), count, labels)
             for labels, count in hot.items()
         ]
-        return _Reading(observed, [])
+        return _PartReading(observed, [])
 
 
 class _Attempt(threading.Thread):
@@ -435,7 +435,7 @@ class _Attempt(threading.Thread):
         return self.reading.observed, self.is_read
 
 
-class _Part:
+class _MetricsPart:
     """A part of the metrics, which is read in a thread.
 
     :param name: name of the part, for the log.
@@ -483,7 +483,7 @@ class _Part:
         try:
             reading = self._read()
         except (SQLAlchemyError, OSError) as error:
-            reading = _Reading([], [summary(error)])
+            reading = _PartReading([], [summary(error)])
         lines = reading.lines()
         for line in lines:
             # One that persists is logged once.
@@ -496,7 +496,7 @@ class _Part:
         self._at = monotonic()
 
     @property
-    def reading(self) -> _Reading:
+    def reading(self) -> _PartReading:
         """The last reading; nothing as long as another one has not ended."""
         last = self._attempt
         if last is None or last.is_alive():

@@ -552,7 +552,7 @@ _MOST = 10_000
 _MOST_IDS = 100
 
 
-class _Slot:
+class _CountSlot:
     """The counts of two seconds."""
 
     def __init__(self, number: int) -> None:
@@ -588,8 +588,8 @@ class LoadMeter:
             )
         self.rate = rate
         self.window = window
-        self._readings: WeakKeyDictionary[Any, _Reading] = WeakKeyDictionary()
-        self._slots: deque[_Slot] = deque()
+        self._readings: WeakKeyDictionary[Any, _StatementReading] = WeakKeyDictionary()
+        self._slots: deque[_CountSlot] = deque()
         self.after_fork()
         with _lock:
             if cluster in _meters:
@@ -671,22 +671,22 @@ class LoadMeter:
                 )
                 _count(slot.keys, key)
 
-    def _slot(self) -> _Slot:
+    def _slot(self) -> _CountSlot:
         now = monotonic()
         number = int(now / _SLOT)
         slots = self._slots
         if not slots or slots[-1].number != number:
-            slots.append(_Slot(number))
+            slots.append(_CountSlot(number))
             oldest = int((now - self.window) / _SLOT)
             while slots[0].number < oldest:
                 slots.popleft()
         return slots[-1]
 
-    def _reading(self, compiled: Any) -> _Reading:
+    def _reading(self, compiled: Any) -> _StatementReading:
         # SQLAlchemy's cache has one object for each kind of statement.
         found = None if compiled is None else self._readings.get(compiled)
         if found is None:
-            found = _Reading(getattr(compiled, "statement", None))
+            found = _StatementReading(getattr(compiled, "statement", None))
             if compiled is not None:
                 self._readings[compiled] = found
         return found
@@ -698,7 +698,7 @@ def _count(counts: Counter[Any], one: Any) -> None:
         counts[one] += 1
 
 
-class _Reading:
+class _StatementReading:
     """The way to find the table and the ids of a statement.
 
     :ivar table: name of the table; empty if there is none.

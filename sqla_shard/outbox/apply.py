@@ -204,7 +204,7 @@ def apply_after_commit(
     :param has_failed: whether a statement of the transaction has failed.
     """
     session.pending = operations
-    if isinstance(session.last, _Guard):
+    if isinstance(session.last, _TokenGuard):
         # This session applies an operation: _apply_each() applies these
         # next.  Nested calls would make a long chain of operations a deep
         # recursion.
@@ -344,7 +344,7 @@ def _apply(
             operation=operation.operation,
             parameter=None,
         )
-    guard = _Guard(operation)
+    guard = _TokenGuard(operation)
     with ShardSession(cluster=cluster, cross_shard="logged") as session:
         session.last = guard
         session.begin()
@@ -374,7 +374,7 @@ def _apply(
         return session.pending
 
 
-class _Guard:
+class _TokenGuard:
     """Refuses a COMMIT of an operation without its token.
 
     The operation would be applied again by each retry.
@@ -428,7 +428,7 @@ class _Guard:
 
 def is_applied_in(session: ShardSession) -> bool:
     """Return whether a session applies a pending operation."""
-    return isinstance(session.last, _Guard)
+    return isinstance(session.last, _TokenGuard)
 
 
 def _by_home(

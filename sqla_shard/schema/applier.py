@@ -28,7 +28,7 @@ from sqla_shard.exc.base import message
 from sqla_shard.schema import ledger
 from sqla_shard.schema.effects import is_refused
 from sqla_shard.schema.journal import Interrupted, Journal, UnfinishedError
-from sqla_shard.schema.ledger import Entry, one_line, revisions_text, Version
+from sqla_shard.schema.ledger import LedgerEntry, one_line, revisions_text, Version
 from sqla_shard.schema.replay import (
     is_static,
     new_tables,
@@ -532,7 +532,7 @@ class Applier:
     ) -> dict[str, Any]:
         journal.mute()
         step = journal.step
-        done: Sequence[Entry] | None = None
+        done: Sequence[LedgerEntry] | None = None
         text = "" if state is State.INTERRUPTED else _error_text(error)
         try:
             if self._is_lost(shard, error):
@@ -588,9 +588,9 @@ class Applier:
 
     def _recorded(
         self, shard: Shard, journal: Journal, error: BaseException, text: str
-    ) -> tuple[Sequence[Entry] | None, InDoubtError | None]:
+    ) -> tuple[Sequence[LedgerEntry] | None, InDoubtError | None]:
         self._roll_back()
-        done: Sequence[Entry] | None = None
+        done: Sequence[LedgerEntry] | None = None
         doubt = None
         if isinstance(error, InDoubtError):
             # UnfinishedError: the command is for another revision.

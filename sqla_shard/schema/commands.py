@@ -38,10 +38,10 @@ from sqla_shard.outbox.tables import LEDGER
 from sqla_shard.schema.environment import ATTRIBUTE, Environment
 from sqla_shard.schema.ledger import (
     DONE,
-    Entry,
     FAILED,
     FINISHED,
     last_sent,
+    LedgerEntry,
     one_line,
     open_entries,
     revisions_text,
@@ -50,7 +50,7 @@ from sqla_shard.schema.ledger import (
     Version,
     without_ledger,
 )
-from sqla_shard.schema.reports import Progress, RunReport, servers_of
+from sqla_shard.schema.reports import CommandProgress, RunReport, servers_of
 from sqla_shard.schema.selection import RunOptions, Shard, shards_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.keyspaces import as_ranges
@@ -371,7 +371,7 @@ def _resolve(environment: Environment, shard_id: int, answer: Answer) -> Resolut
 
 def _record(
     environment: Environment, connection: Connection, shard: Shard, answer: Answer
-) -> Entry:
+) -> LedgerEntry:
     entries = open_entries(connection)
     if not entries:
         raise SchemaError(f"no revision is unfinished on {shard} any more")
@@ -411,7 +411,9 @@ def _record(
     return last
 
 
-def _is_in_doubt(connection: Connection, shard: Shard, sent: Sequence[Entry]) -> bool:
+def _is_in_doubt(
+    connection: Connection, shard: Shard, sent: Sequence[LedgerEntry]
+) -> bool:
     """Return whether an operator may answer about a CREATE TABLE."""
     if sent[0].state in (DONE, UNDONE):
         return True  # An answer can be corrected.
@@ -469,7 +471,7 @@ def in_environment(
 
     given = {name: value for name, value in arguments.items() if value is not None}
     # Otherwise run_env() would print the progress and the report.
-    given.setdefault("progress", Progress())
+    given.setdefault("progress", CommandProgress())
     given.setdefault("options", RunOptions())
     config.attributes[ATTRIBUTE] = {**given, "command": run}
     # An env.py without run_env() would run these steps on its own database,
@@ -493,7 +495,7 @@ def upgrade(
     *,
     options: RunOptions | None = None,
     cluster: Cluster | None = None,
-    progress: Progress | None = None,
+    progress: CommandProgress | None = None,
     published: Callable[[], Topology] | None = None,
 ) -> RunReport:
     """Upgrade every virtual shard, as ``alembic upgrade`` does.
@@ -524,7 +526,7 @@ def downgrade(
     *,
     options: RunOptions | None = None,
     cluster: Cluster | None = None,
-    progress: Progress | None = None,
+    progress: CommandProgress | None = None,
     published: Callable[[], Topology] | None = None,
 ) -> RunReport:
     """Downgrade every virtual shard, as ``alembic downgrade`` does.

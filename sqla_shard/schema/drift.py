@@ -314,7 +314,7 @@ class _Instance:
             return self.server.standby
         return self.server.primary
 
-    def read(self) -> _ServerCatalogue:
+    def read(self) -> _ServerTables:
         """Return the tables, or the error of the server."""
         try:
             return self._read()
@@ -323,11 +323,11 @@ class _Instance:
                 # Raise it: it is not an error of the server; the cluster is
                 # closed, or a driver is not installed.
                 raise
-            return _ServerCatalogue(instance=self, cause=cause_of(error))
+            return _ServerTables(instance=self, cause=cause_of(error))
         except (SQLAlchemyError, OSError) as error:
-            return _ServerCatalogue(instance=self, cause=Cause(_reason(error)))
+            return _ServerTables(instance=self, cause=Cause(_reason(error)))
 
-    def _read(self) -> _ServerCatalogue:
+    def _read(self) -> _ServerTables:
         lowest = self.shards[0] if self.shards else 0
         engine, _, backend = self._locate(self.keyspace.database_for(lowest))
         databases = backend.catalogue.databases(engine)
@@ -346,7 +346,7 @@ class _Instance:
                 found = backend.catalogue.digests(connection, schemas)
             for schema, digests in _without_own_tables(found).items():
                 tables[schemas[schema]] = digests
-        return _ServerCatalogue(
+        return _ServerTables(
             instance=self, databases=databases, tables=tables, kind=kind
         )
 
@@ -381,7 +381,7 @@ def _without_own_tables(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ServerCatalogue:
+class _ServerTables:
     """The databases and tables of one server.
 
     :ivar databases: the names of all databases of the server.
@@ -578,7 +578,7 @@ def verify(
         for server, wanted in _selected_instances(space, shards, servers, reference)
         for role in _roles(server, standby)
     ]
-    groups: dict[str, list[_ServerCatalogue]] = {}
+    groups: dict[str, list[_ServerTables]] = {}
     for reading in engines.in_parallel([one.read for one in instances], "verify"):
         name = reading.instance.keyspace.name
         groups.setdefault(name, []).append(reading)
@@ -644,7 +644,7 @@ def _roles(server: Server, standby: bool) -> Iterator[Role]:
 
 
 def _compare(
-    readings: list[_ServerCatalogue],
+    readings: list[_ServerTables],
     shards: Collection[int] | None,
     wanted: int | None,
     placed: dict[Address | None, set[str]],
@@ -688,7 +688,7 @@ def _compare(
     )
 
 
-def _missing(readings: list[_ServerCatalogue]) -> tuple[Copies, ...]:
+def _missing(readings: list[_ServerTables]) -> tuple[Copies, ...]:
     missing: dict[tuple[str, Role], list[int]] = {}
     for reading in readings:
         instance = reading.instance
@@ -701,7 +701,7 @@ def _missing(readings: list[_ServerCatalogue]) -> tuple[Copies, ...]:
 def _reference(
     keyspace: Keyspace,
     wanted: int | None,
-    readings: list[_ServerCatalogue],
+    readings: list[_ServerTables],
     databases: list[_Database],
 ) -> _Database | None:
     """Return the database to compare with; None if nothing was read.
@@ -751,7 +751,7 @@ def _placed_databases(topology: Topology) -> dict[Address | None, set[str]]:
 
 
 def _orphans(
-    reading: _ServerCatalogue,
+    reading: _ServerTables,
     shards: Collection[int] | None,
     placed: dict[Address | None, set[str]],
 ) -> Iterator[Orphan]:

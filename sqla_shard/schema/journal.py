@@ -47,11 +47,11 @@ from sqla_shard.outbox.tables import LEDGER
 from sqla_shard.schema.effects import Effect, read, StatementProperties
 from sqla_shard.schema.ledger import (
     changed_tables,
-    Entry,
     FAILED,
     FINISHED,
     JOINED,
     last_sent,
+    LedgerEntry,
     now,
     one_line,
     open_entries,
@@ -115,7 +115,7 @@ class Journal:
         self._ddl = ddl
         self._runner = runner_name()
         self._listening = False
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         self.apart: list[str | None] = []
         self.count = 0
         self.has_session_state = False
@@ -135,7 +135,7 @@ class Journal:
         self._refused: Exception | None = None
         self.sent: list[str] = []
         self.is_repeatable = True
-        self._skipped: list[Entry] = []
+        self._skipped: list[LedgerEntry] = []
         self._names: set[str] | None = None
         self._rolls_back: bool | None = None
 
@@ -143,7 +143,7 @@ class Journal:
         """Begin with a shard: read its open entries."""
         self.start(open_entries(self._connection))
 
-    def start(self, entries: list[Entry]) -> None:
+    def start(self, entries: list[LedgerEntry]) -> None:
         """Begin with a shard whose open entries are known."""
         self._listening = False
         self._reset()
@@ -164,7 +164,7 @@ class Journal:
             self._resume(last_sent(self.entries))
         self._listening = True
 
-    def _resume(self, sent: Sequence[Entry]) -> None:
+    def _resume(self, sent: Sequence[LedgerEntry]) -> None:
         last = sent[0]
         if (last.direction, last.revision) != (self._direction, self._revision):
             raise self._unfinished(last, f"finish it before the {self.step}")
@@ -181,7 +181,7 @@ class Journal:
             # A rollback of a later statement must not restore the entry.
             self._commit()
 
-    def _delete(self, entries: Iterable[Entry]) -> None:
+    def _delete(self, entries: Iterable[LedgerEntry]) -> None:
         ids = [entry.id for entry in entries]
         self._connection.execute(delete(LEDGER).where(LEDGER.c.id.in_(ids)))
 
@@ -197,7 +197,7 @@ class Journal:
             )
 
     @staticmethod
-    def _unfinished(last: Entry, remedy: str) -> UnfinishedError:
+    def _unfinished(last: LedgerEntry, remedy: str) -> UnfinishedError:
         reason = f" ({one_line(last.error)})" if last.error else ""
         return UnfinishedError(
             f"{last.step} was interrupted here{reason}; {remedy}",
@@ -258,7 +258,7 @@ class Journal:
                 update(LEDGER).where(LEDGER.c.id == last.id).values(error=text)
             )
 
-    def fail(self, error: str, is_refused: Callable[[str], bool]) -> list[Entry]:
+    def fail(self, error: str, is_refused: Callable[[str], bool]) -> list[LedgerEntry]:
         """Write into the ledger that the revision failed.
 
         Its transaction has been rolled back.
@@ -571,7 +571,7 @@ class Journal:
                 statement=statement,
             )
 
-    def _changed(self, entry: Entry) -> InDoubtError:
+    def _changed(self, entry: LedgerEntry) -> InDoubtError:
         return InDoubtError(
             # First what to do: a status shortens the text.
             f"{entry.step} was changed after it was interrupted. Restore its "

@@ -183,7 +183,7 @@ _SHOWN = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One statement of an unfinished revision, as a row of the ledger.
 
     :ivar direction: ``"upgrade"`` or ``"downgrade"``.
@@ -209,17 +209,17 @@ class Entry:
         return f"{self.direction} of {self.revision}"
 
 
-_COLUMNS = [LEDGER.c[name] for name in Entry.__dataclass_fields__]
+_COLUMNS = [LEDGER.c[name] for name in LedgerEntry.__dataclass_fields__]
 
 _OPEN = select(*_COLUMNS).where(LEDGER.c.is_open.is_(True)).order_by(LEDGER.c.id)
 
 
-def open_entries(connection: Connection) -> list[Entry]:
+def open_entries(connection: Connection) -> list[LedgerEntry]:
     """Return the entries of the unfinished revision, in order."""
-    return [Entry(**row._mapping) for row in connection.execute(_OPEN)]
+    return [LedgerEntry(**row._mapping) for row in connection.execute(_OPEN)]
 
 
-def last_sent(entries: Sequence[Entry]) -> Sequence[Entry]:
+def last_sent(entries: Sequence[LedgerEntry]) -> Sequence[LedgerEntry]:
     """Return the entries of the statement that was sent last.
 
     They are several if it was a CREATE TABLE with indexes.
@@ -238,7 +238,7 @@ def one_line(statement: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
 
 
-def took_effect(connection: Connection, ddl: DDL, sent: Sequence[Entry]) -> bool:
+def took_effect(connection: Connection, ddl: DDL, sent: Sequence[LedgerEntry]) -> bool:
     """Return whether the last statement of a revision has taken effect.
 
     :param sent: its entries, of :func:`last_sent`.

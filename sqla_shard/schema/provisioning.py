@@ -57,7 +57,7 @@ from sqla_shard.schema.ledger import (
     Version,
     written_since,
 )
-from sqla_shard.schema.reports import Outcome, Progress, RunReport, State
+from sqla_shard.schema.reports import CommandProgress, Outcome, RunReport, State
 from sqla_shard.schema.selection import (
     by_engine,
     RunOptions,
@@ -590,7 +590,7 @@ def provision(
     initial: bool = False,
     options: RunOptions | None = None,
     cluster: Cluster | None = None,
-    progress: Progress | None = None,
+    progress: CommandProgress | None = None,
     published: Callable[[], Topology] | None = None,
 ) -> ProvisionReport:
     """Create the databases of virtual shards that a new topology opens.

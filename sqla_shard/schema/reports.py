@@ -244,7 +244,7 @@ def _done(step: str, done: Sequence[str]) -> Iterator[str]:
 # -- The progress of a run: a bar for each server on a terminal, or lines.
 
 
-class Progress:
+class CommandProgress:
     """Receives the outcome of each shard as soon as it is known.
 
     This base class displays nothing.
@@ -341,7 +341,7 @@ def _sum(tallies: Iterable[_Tally]) -> _Tally:
     return found
 
 
-class _Display(Progress):
+class _Display(CommandProgress):
     """Counts shards by server, and prints failures immediately."""
 
     _known = 0
@@ -451,7 +451,7 @@ class _Bar(BarColumn):
         return bar
 
 
-class _Count(ProgressColumn):
+class _CountColumn(ProgressColumn):
     """The number of shards that are done, of all."""
 
     def render(self, task: Task) -> Text:
@@ -498,7 +498,7 @@ def _columns(width: int) -> Iterator[ProgressColumn]:
 
     yield TextColumn("{task.description}", markup=False, table_column=fixed())
     yield _Bar()
-    yield _Count(table_column=fixed("right"))
+    yield _CountColumn(table_column=fixed("right"))
     if width >= _WIDE:
         yield TextColumn("{task.fields[rate]}")
         yield _Time(elapsed_when_finished=True, table_column=fixed())
@@ -605,7 +605,7 @@ class TerminalProgress(_Display):
             self._bars.stop()
 
 
-def progress_on(file: TextIO | None = None) -> Progress:
+def progress_on(file: TextIO | None = None) -> CommandProgress:
     """Return the progress display for a stream, by default stderr."""
     file = sys.stderr if file is None else file
     if file.isatty():

@@ -26,7 +26,7 @@ from sqla_shard.exc import DivergedRevisionsError
 from sqla_shard.schema.applier import Applier, is_relative
 from sqla_shard.schema.ledger import own_head, revisions_text, Version, without_ledger
 from sqla_shard.schema.replay import Plan
-from sqla_shard.schema.reports import Outcome, Progress, RunReport, State
+from sqla_shard.schema.reports import CommandProgress, Outcome, RunReport, State
 from sqla_shard.schema.selection import RunOptions
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.processes import handle_ending, waking
@@ -331,7 +331,7 @@ def run(
     steps: Callable[[tuple[str, ...]], Iterable[Any]],
     applier: Callable[[], Applier],
     options: RunOptions,
-    progress: Progress,
+    progress: CommandProgress,
     has_moved: Callable[[Collection[int]], bool],
 ) -> RunReport:
     """Run a command on every shard that is not at its target.

@@ -76,7 +76,7 @@ class Finding(JsonObject):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RepairOutcome:
     """The outcome of a repair.
 
     :ivar repaired: whether a row was repaired.
@@ -87,17 +87,17 @@ class Outcome:
     left: Finding | None = field(default=None)
 
     @classmethod
-    def succeeded(cls) -> Outcome:
+    def succeeded(cls) -> RepairOutcome:
         """Return the outcome of a successful repair."""
         return cls(repaired=True)
 
     @classmethod
-    def not_needed(cls) -> Outcome:
+    def not_needed(cls) -> RepairOutcome:
         """Return the outcome if no repair was needed."""
         return cls()
 
     @classmethod
-    def needs_decision(cls, finding: Finding) -> Outcome:
+    def needs_decision(cls, finding: Finding) -> RepairOutcome:
         """Return the outcome if a person has to decide."""
         return cls(left=finding)
 
@@ -293,7 +293,7 @@ class Check:
         """Return the findings, at most one for each row."""
         raise NotImplementedError
 
-    def repair(self, cluster: Cluster, finding: Finding) -> Outcome:
+    def repair(self, cluster: Cluster, finding: Finding) -> RepairOutcome:
         """Lock a row, check it again and repair it.
 
         A repair is idempotent, even after an interruption.

@@ -289,10 +289,10 @@ def spread_rows(
             "they may still be appended where they would be moved from",
             class_name=cls.__name__,
         )
-    return _Run(cluster, cls, pace, on_progress).run()
+    return _Spreading(cluster, cls, pace, on_progress).run()
 
 
-class _Group(NamedTuple):
+class _PieceRows(NamedTuple):
     """Rows of one list, in one piece.
 
     :ivar slots: number of the piece, and of the one from before.
@@ -312,10 +312,10 @@ class _Batch(NamedTuple):
 
     due: float
     place: Place
-    groups: Sequence[_Group]
+    groups: Sequence[_PieceRows]
 
 
-class _Run:
+class _Spreading:
     """One run, of several passes over all rows of a class.
 
     Each row is copied to its piece in one transaction, and deleted from the piece
@@ -430,12 +430,12 @@ class _Run:
 
     def _to_move(
         self, place: Place, rows: Sequence[tuple[int, int]]
-    ) -> dict[Place, list[_Group]]:
+    ) -> dict[Place, list[_PieceRows]]:
         """Return the rows that are where they were before the increase.
 
         :returns: the rows by the shard of their piece.
         """
-        found: dict[Place, dict[Any, _Group]] = {}
+        found: dict[Place, dict[Any, _PieceRows]] = {}
         for source_id, target_id in rows:
             try:
                 slots = pieces_of(link(self._cls), target_id)
@@ -448,7 +448,7 @@ class _Run:
             if place.address != places[-1].address:
                 self._report.misplaced += 1
                 continue
-            group = _Group(source_id, (slots[0], slots[-1]), [])
+            group = _PieceRows(source_id, (slots[0], slots[-1]), [])
             groups = found.setdefault(places[0], {})
             same = groups.setdefault((source_id, slots), group)
             same.target_ids.append(target_id)
@@ -459,13 +459,13 @@ class _Run:
         return piece_place(self._cls, self._cluster.places, source_id, slot)
 
     def _pieces(
-        self, session: ShardSession, groups: Sequence[_Group]
+        self, session: ShardSession, groups: Sequence[_PieceRows]
     ) -> Iterator[tuple[MovingPiece, list[int]]]:
         for source_id, slots, target_ids in groups:
             piece = MovingPiece(self._cls, session, source_id, *slots)
             yield piece, target_ids
 
-    def _copy(self, place: Place, groups: Sequence[_Group]) -> None:
+    def _copy(self, place: Place, groups: Sequence[_PieceRows]) -> None:
         def work(session: ShardSession) -> int:
             return sum(
                 piece.copy(target_ids)
@@ -482,7 +482,7 @@ class _Run:
         self._never.wait(max(batch.due - monotonic(), 0))
         self._attempt(batch.place, self._drop, batch.groups)
 
-    def _drop(self, groups: Sequence[_Group]) -> None:
+    def _drop(self, groups: Sequence[_PieceRows]) -> None:
         def work(session: ShardSession) -> int:
             return sum(
                 piece.drop(target_ids)

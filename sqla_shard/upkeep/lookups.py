@@ -36,7 +36,7 @@ from sqla_shard.upkeep.checks import (
     Finding,
     FindingKind,
     Objects,
-    Outcome,
+    RepairOutcome,
     VerifyReport,
 )
 from sqla_shard.upkeep.run import Run, VerifyProgress
@@ -143,7 +143,7 @@ class KeyRepair:
         }
         self._double = {MISPLACED.name: self._move, OUTDATED.name: self._rewrite}
 
-    def repair(self, cluster: Cluster, finding: Finding) -> Outcome:
+    def repair(self, cluster: Cluster, finding: Finding) -> RepairOutcome:
         """Repair one row; see :class:`~sqla_shard.upkeep.checks.Check`."""
         try:
             if finding.kind in self._single:
@@ -151,27 +151,27 @@ class KeyRepair:
             elif finding.kind in self._double:
                 repaired = self._double[finding.kind](cluster, finding)
             else:
-                return Outcome.needs_decision(finding)
+                return RepairOutcome.needs_decision(finding)
         except (_GoneError, LookupPolicyError):
             # The row was changed since; the next run checks it.
-            return Outcome.not_needed()
+            return RepairOutcome.not_needed()
         except InvalidKeyError as error:
             return self._not_repaired(finding, UNFIT.name, error.reason)
         except KeyTakenError as error:
             if error.target_id is None:
                 if finding.kind == MISSING.name:
                     # The claim is in progress, possibly for this object.
-                    return Outcome.not_needed()
+                    return RepairOutcome.not_needed()
                 return self._not_repaired(
                     finding, finding.kind, f"claimed until {error.expires_at}"
                 )
             return self._not_repaired(
                 finding, CONFLICTING.name, f"{error.key!r} belongs to {error.target_id}"
             )
-        return Outcome.succeeded() if repaired else Outcome.not_needed()
+        return RepairOutcome.succeeded() if repaired else RepairOutcome.not_needed()
 
-    def _not_repaired(self, finding: Finding, kind: str, detail: str) -> Outcome:
-        return Outcome.needs_decision(replace(finding, kind=kind, detail=detail))
+    def _not_repaired(self, finding: Finding, kind: str, detail: str) -> RepairOutcome:
+        return RepairOutcome.needs_decision(replace(finding, kind=kind, detail=detail))
 
     def _delete_dangling(self, session: ShardSession, finding: Finding) -> bool:
         # Lock the row before reading the object: otherwise the object could
@@ -612,7 +612,7 @@ class _LookupCheck(Check):
     def _kinds(self) -> Iterable[FindingKind]:
         raise NotImplementedError
 
-    def repair(self, cluster: Cluster, finding: Finding) -> Outcome:
+    def repair(self, cluster: Cluster, finding: Finding) -> RepairOutcome:
         """Repair a row, or add the key of an object."""
         return self._repairs.repair(cluster, finding)
 

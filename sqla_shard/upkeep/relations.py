@@ -33,7 +33,7 @@ from sqla_shard.upkeep.checks import (
     Finding,
     FindingKind,
     Objects,
-    Outcome,
+    RepairOutcome,
     VerifyReport,
 )
 from sqla_shard.upkeep.run import Run, VerifyProgress
@@ -217,15 +217,15 @@ class MappingCheck(Check):
         source, target = self._columns
         return finding.row[source], finding.row[target]
 
-    def repair(self, cluster: Cluster, finding: Finding) -> Outcome:
+    def repair(self, cluster: Cluster, finding: Finding) -> RepairOutcome:
         """Delete a row whose objects are missing, or write the missing row."""
         if finding.kind == DANGLING.name:
             repaired = cluster.run(self._remove, self._pair(finding))
         elif finding.kind == ONE_SIDED.name:
             repaired = cluster.run(self._sync_pairs, self._pair(finding))
         else:
-            return Outcome.needs_decision(finding)
-        return Outcome.succeeded() if repaired else Outcome.not_needed()
+            return RepairOutcome.needs_decision(finding)
+        return RepairOutcome.succeeded() if repaired else RepairOutcome.not_needed()
 
     def _remove(self, session: ShardSession, pair: Pair) -> bool:
         source_id, target_id = pair
@@ -327,12 +327,12 @@ class CountCheck(Check):
             if number != there
         ]
 
-    def repair(self, cluster: Cluster, finding: Finding) -> Outcome:
+    def repair(self, cluster: Cluster, finding: Finding) -> RepairOutcome:
         """Count the rows of a list again, under its lock."""
         source_id, slot = finding.row.values()
         before, now = cluster.run(self._recount, source_id, slot)
         changed = before != now
-        return Outcome.succeeded() if changed else Outcome.not_needed()
+        return RepairOutcome.succeeded() if changed else RepairOutcome.not_needed()
 
     def _recount(
         self, session: ShardSession, source_id: int, slot: int

@@ -42,7 +42,7 @@ from sqla_shard.upkeep.checks import (
     Check,
     CheckedPage,
     Finding,
-    Outcome,
+    RepairOutcome,
     Tally,
     VerifyReport,
 )
@@ -89,7 +89,7 @@ class UnreachableShard:
 
 
 @dataclass(kw_only=True)
-class State:
+class VerifyState:
     """The position and the findings of a run.
 
     :ivar check: index of the next check.
@@ -128,7 +128,7 @@ class State:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> State:
+    def from_dict(cls, data: Mapping[str, Any]) -> VerifyState:
         """Return a state from the result of :meth:`as_dict`.
 
         :raises TypeError: for other data.
@@ -302,16 +302,16 @@ class Run:
         self._repair = repair
         self._pace = pace
         self._throttle = pace.throttle()
-        self._file: PositionFile[State] | None = None
+        self._file: PositionFile[VerifyState] | None = None
         if position is not None:
             what = _run_identity(command, cluster, checks, repair)
-            self._file = PositionFile(position, what, State.from_dict)
+            self._file = PositionFile(position, what, VerifyState.from_dict)
         self._on_progress = on_progress
         self._kinds = {
             name: kind for check in checks for name, kind in check.kinds.items()
         }
         self._never = threading.Event()
-        self._state = State()
+        self._state = VerifyState()
         self._counted = self._saved = 0.0
         #: The first error of a server, if any.
         self.error: Exception | None = None
@@ -330,7 +330,7 @@ class Run:
         :raises VerifyPositionError: if the file belongs to another run.
         """
         if self._file is not None:
-            self._state = self._file.load() or State()
+            self._state = self._file.load() or VerifyState()
         state = self._state
         for check in self._checks:
             state.tallies.setdefault(check.subject, Tally())
@@ -537,7 +537,7 @@ class Run:
         if counted is not None:
             self._tally(check).count(counted)
 
-    def _repair_row(self, check: Check, finding: Finding) -> Outcome:
+    def _repair_row(self, check: Check, finding: Finding) -> RepairOutcome:
         """Repair a row, with retries while the outcome is unknown.
 
         A repair checks the row under a lock, so it is idempotent.
@@ -547,7 +547,9 @@ class Run:
             # Otherwise each of thousands of repairs would wait for its
             # timeout.
             down = (f"{name}: {cause.reason}" for name, cause in self._down.items())
-            return Outcome.needs_decision(replace(finding, detail="; ".join(down)))
+            return RepairOutcome.needs_decision(
+                replace(finding, detail="; ".join(down))
+            )
         for _ in range(_MOST_LOST):
             try:
                 outcome = check.repair(self._cluster, finding)
@@ -564,17 +566,17 @@ class Run:
                 place = self._place(check, finding.shard_id)
                 unreachable = self._record_error(check, place, error)
                 self._unrepaired.append(unreachable)
-                return Outcome.needs_decision(
+                return RepairOutcome.needs_decision(
                     replace(
                         finding,
                         detail=f"{unreachable.server}: {unreachable.cause.reason}",
                     )
                 )
             if lost is not None and outcome.left is None:
-                return Outcome.succeeded()
+                return RepairOutcome.succeeded()
             return outcome
         # The run continues: other rows can be repaired.
-        return Outcome.needs_decision(replace(finding, detail=str(lost)))
+        return RepairOutcome.needs_decision(replace(finding, detail=str(lost)))
 
     def _tally(self, check: Check) -> Tally:
         return self._state.tallies[check.subject]

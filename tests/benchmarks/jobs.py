@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from sqla_shard import Cluster, pack
-from sqla_shard.jobs.context import Ending, Outcome
+from sqla_shard.jobs.context import Ending, JobOutcome
 from sqla_shard.jobs.survey import due_jobs, DueGroup
 from sqla_shard.jobs.transactions import exchange
 from sqla_shard.testing.server_fleet import ServerFleet
@@ -104,7 +104,7 @@ def _claim(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
 
 
 def _worker(cluster: Cluster, groups: list[DueGroup]) -> Callable[[], None]:
-    done: list[Outcome] = []
+    done: list[JobOutcome] = []
 
     def turn() -> None:
         found = cluster.run(
@@ -117,7 +117,9 @@ def _worker(cluster: Cluster, groups: list[DueGroup]) -> Callable[[], None]:
             60.0,
         )
         assert len(found.claimed) == _BATCH
-        done[:] = [Outcome(job=job, ending=Ending.SUCCEEDED) for job in found.claimed]
+        done[:] = [
+            JobOutcome(job=job, ending=Ending.SUCCEEDED) for job in found.claimed
+        ]
 
     return turn
 

@@ -166,7 +166,7 @@ def test_waves(two):
     # The first shard alone, then two, then the last one.
     order = []
 
-    class Noting(schema.reports.Progress):
+    class Noting(schema.reports.CommandProgress):
         def advance(self, outcome):
             order.append(outcome.shard_id)
 

@@ -13,7 +13,7 @@ from sqlalchemy import event, update
 
 from sqla_shard import Cluster
 from sqla_shard.jobs import current_job, JobState, runners, Worker
-from sqla_shard.jobs.context import Ending, Outcome, RunningJob
+from sqla_shard.jobs.context import Ending, JobOutcome, RunningJob
 from sqla_shard.jobs.runners import Beginnings, run_job
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.testing.local_server import wait_until
@@ -90,7 +90,7 @@ class TestEnds(Suite):
         add.enqueue_now(cluster, near, near=near)
         (job,) = claimed(cluster, near)
         worker = Worker(cluster, queues=["adding"])
-        worker._note(Outcome(job=job, ending=Ending.RELEASED, error="it is down"))
+        worker._note(JobOutcome(job=job, ending=Ending.RELEASED, error="it is down"))
         assert (worker._report.failed, worker._report.released) == (1, 0)
         assert "attempt 1 of 3: it is down" in caplog.text
 

@@ -15,7 +15,7 @@ from sqla_shard import Cluster, schema, Topology
 from sqla_shard.cli.program import program
 from sqla_shard.exc import MigrationFailedError
 from sqla_shard.schema import RunOptions
-from sqla_shard.schema.reports import Progress
+from sqla_shard.schema.reports import CommandProgress
 from sqla_shard.testing import sqlite_topology
 from tests.models.schema import Project
 
@@ -44,7 +44,7 @@ def moved(project: Project, shards: int = 4) -> dict[str, Any]:
     return document
 
 
-class During(Progress):
+class During(CommandProgress):
     """Does something once, when so many shards are done.
 
     :param number: how many.

@@ -16,7 +16,7 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.schema import run
 from sqla_shard.schema.ledger import Version
-from sqla_shard.schema.reports import Outcome, Progress, RunReport, State
+from sqla_shard.schema.reports import CommandProgress, Outcome, RunReport, State
 from sqla_shard.schema.selection import RunOptions, shards_of
 from sqla_shard.schema.waves import Workers
 from sqla_shard.testing import sqlite_topology
@@ -152,7 +152,7 @@ def test_processes_get_the_plan_of_the_first_one(tmp_path: Path):
         12,
         applier=Planning,
         options=RunOptions(jobs=3),
-        progress=Progress(),
+        progress=CommandProgress(),
     )
     steps = [one.steps for one in report.outcomes]
     pid = steps[0][0]
@@ -162,7 +162,7 @@ def test_processes_get_the_plan_of_the_first_one(tmp_path: Path):
     assert others == {(f"('a',) of {pid}",)}
 
 
-class Opening(Progress):
+class Opening(CommandProgress):
     """Lets each shard finish when the outcome before it is shown."""
 
     def __init__(self, folder: Path):
@@ -195,7 +195,7 @@ def test_a_display_is_up_to_date_while_the_runner_waits(tmp_path: Path):
     assert found == [[], [0], [0, 1], [0, 1, 2]]
 
 
-class Broken(Progress):
+class Broken(CommandProgress):
     """Fails as a terminal that was closed."""
 
     is_ended = False
@@ -229,7 +229,7 @@ def test_a_signal_while_processes_start(tmp_path: Path):
         16,
         applier=Interrupting,
         options=RunOptions(jobs=8),
-        progress=Progress(),
+        progress=CommandProgress(),
     )
     assert report.interrupted
     assert report.of(State.SKIPPED)

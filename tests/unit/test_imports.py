@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     [
         ("from sqla_shard import Cluster", None),
         ("from sqla_shard import cluster", None),
-        ("from sqla_shard.engine.lanes import Task", None),
+        ("from sqla_shard.engine.lanes import LaneTask", None),
         ("import sqla_shard.engine.lanes", None),
         ("from tests import models", None),
         ("from tests.models import users", None),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sqla_shard.engine import Lanes
-from sqla_shard.engine.lanes import Task
+from sqla_shard.engine.lanes import LaneTask
 from sqla_shard.engine.overlap import Hub, Lane
 from tests.servers.interrupting import interruptible
 from tests.servers.processes import running, started_since
@@ -423,13 +423,13 @@ def test_an_interrupt_while_a_lock_is_acquired_in_submit() -> None:
     sys.settrace(interrupt)
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            lanes.begin(Task(lambda: None))
+            lanes.begin(LaneTask(lambda: None))
     finally:
         sys.settrace(traced)
     assert lanes.drain(20)
     for _ in range(3):
         meeting = threading.Barrier(3)
-        tasks = [Task(meeting.wait) for _ in range(2)]
+        tasks = [LaneTask(meeting.wait) for _ in range(2)]
         for task in tasks:
             lanes.begin(task)
         meeting.wait(60)

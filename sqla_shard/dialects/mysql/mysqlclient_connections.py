@@ -74,7 +74,7 @@ class Connecting:
 @cache
 def _class_of(base: type[Any], pipelining: Pipelining) -> type[Any]:
     polls = pipelining.polls and CAN_POLL
-    bases = (_Polled, Adapted) if polls else (Adapted,)
+    bases = (_PolledMySQLClient, Adapted) if polls else (Adapted,)
     cursor = type("Cursor", (_QuietCursor, base.default_cursor), {})
     attributes = {"defers": pipelining.defers, "default_cursor": cursor}
     return type("Connection", (*bases, base), attributes)
@@ -154,7 +154,7 @@ class Adapted:
         return self.OperationalError(_LOST, *error.args[1:])
 
 
-class _Polled(PolledConnection):
+class _PolledMySQLClient(PolledConnection):
     _fd: int
     _timeout: float | None
     server_status: int

@@ -66,7 +66,7 @@ def _numbering(dialect: Any) -> Any:
     members = {
         name: type(base.__name__, (ours, base), {})
         for name, ours, base in (
-            ("statement_compiler", _Compiler, dialect.statement_compiler),
+            ("statement_compiler", _KeyCompiler, dialect.statement_compiler),
             ("execution_ctx_cls", _Context, dialect.execution_ctx_cls),
         )
     }
@@ -153,7 +153,7 @@ class _Dialect(MySQLDialect):
                 )
 
 
-class _Compiler(SQLCompiler):
+class _KeyCompiler(SQLCompiler):
     """Compiles RETURNING of primary keys to nothing.
 
     :ivar numbers_rows: whether the keys of many rows are computed.

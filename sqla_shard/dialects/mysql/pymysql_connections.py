@@ -94,7 +94,7 @@ def _class_of(base: type[Any], shares: bool, pipelining: Pipelining) -> type[Any
     attributes: dict[str, Any] = {"shared_context": None, "defers": pipelining.defers}
     module = import_module(base.__module__)
     if hasattr(base, "_rfile") and can_read(module):
-        bases.insert(0, _Reading)
+        bases.insert(0, _PolledReading)
         attributes["result_class"] = result_class(module)
     if hasattr(base, "connect"):
         bases.insert(0, _OneTimeout)
@@ -115,7 +115,7 @@ class _OneTimeout:
             self._read_timeout = own
 
 
-class _Reading:
+class _PolledReading:
     result_class: type[Any]
     server_status: int
     _rfile: Any

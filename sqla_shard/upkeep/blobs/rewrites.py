@@ -132,7 +132,7 @@ def rewrite(
     :raises VerifyPositionError: if the file belongs to another run.
     :raises ValueError: if ``rate`` or ``batch`` is not valid.
     """
-    rows = _Rows(Blobs(cls), writes=True)
+    rows = _BlobRows(Blobs(cls), writes=True)
     return _run(cluster, rows, Pace(rate=rate, batch=batch), on_progress, position)
 
 
@@ -148,13 +148,13 @@ def check(
 
     The parameters are those of :func:`rewrite`; nothing is written.
     """
-    rows = _Rows(Blobs(cls), writes=False)
+    rows = _BlobRows(Blobs(cls), writes=False)
     return _run(cluster, rows, Pace(rate=rate, batch=batch), on_progress)
 
 
 def _run(
     cluster: Cluster,
-    rows: _Rows,
+    rows: _BlobRows,
     pace: Pace,
     on_progress: Callable[[RewriteProgress], object] | None,
     position: str | os.PathLike[str] | None = None,
@@ -196,7 +196,7 @@ def _run(
     )
 
 
-class _Rows(Check):
+class _BlobRows(Check):
     """The rows of a table, each page of which is read, or rewritten.
 
     :ivar unreadable: the rows that cannot be read, and why.
@@ -208,7 +208,7 @@ class _Rows(Check):
         self.unreadable: dict[int, str] = {}
         self._blobs = blobs
         self._writes = writes
-        self._statements = _Statements(blobs.table)
+        self._statements = _BlobStatements(blobs.table)
 
     def keyspace(self, places: Places) -> Keyspace:
         return self._blobs.keyspace(places)
@@ -286,7 +286,7 @@ class _Rows(Check):
         return packed
 
 
-class _Statements:
+class _BlobStatements:
     """The statements that read and write the blobs of a table."""
 
     def __init__(self, table: Any) -> None:
