@@ -49,10 +49,10 @@ from sqla_shard.fleet.storage import (
     file_name,
     MANIFEST,
     read_manifest,
-    record_of,
     Storage,
     write_manifest,
 )
+from sqla_shard.util.json_values import record_of
 
 #: User-level lock on the server of which the logs are copied.
 _LOCK = "sqla_shard.binlogs"
@@ -108,22 +108,13 @@ class BinlogArchive:
         """
         manifest = File(files, f"{folder}/{MANIFEST}")
         try:
-            document = read_manifest(manifest)
+            document, here = read_manifest(manifest), {"files": files, "folder": folder}
             logs = tuple(record_of(LogFile, one) for one in document["logs"])
             for one in logs:
                 # It must not name a file elsewhere.
                 if file_name(one.name) != one.name or one.name.startswith("."):
                     raise ValueError(f"{one.name!r} is not a binary log")
-            return record_of(
-                cls,
-                {
-                    "files": files,
-                    "folder": folder,
-                    "address": document["address"],
-                    "server_id": document["server_id"],
-                    "logs": logs,
-                },
-            )
+            return record_of(cls, {**document, **here, "logs": logs})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BackupDamagedError(
                 (Problem(str(manifest), f"{type(error).__name__}: {error}"),),

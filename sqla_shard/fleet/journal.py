@@ -109,11 +109,6 @@ class Record(JsonObject):
             author=current_author(), message=f"{self.title} ({self.id})"[:LONGEST_NOTE]
         )
 
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Record:
-        """Return the record of a document of :meth:`as_dict`."""
-        return cls(**{**document, "done": tuple(document["done"])})
-
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRecord:

@@ -14,11 +14,10 @@ since, which deletes what was received and not applied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqla_shard.fleet.replication import Replication
+from sqla_shard.util.json_values import JsonObject
 
 NONE = "none"
 """The loss statement begins with this if nothing is lost."""
@@ -44,7 +43,7 @@ class Acknowledgements:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SemiSyncProbe:
+class SemiSyncProbe(JsonObject):
     """The last look at semi-synchronous replication before the loss.
 
     :ivar seen: seconds since the epoch of the last look that succeeded.
@@ -56,15 +55,6 @@ class SemiSyncProbe:
     seen: float
     lost: float
     acks: Acknowledgements
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> SemiSyncProbe:
-        """Return the probe of ``dataclasses.asdict``, read from JSON."""
-        return cls(
-            seen=document["seen"],
-            lost=document["lost"],
-            acks=Acknowledgements(**document["acks"]),
-        )
 
     def compared(self, receiver: tuple[int, int] | None) -> SemiSyncProbe:
         """Return the probe, in doubt if the standby has started again.

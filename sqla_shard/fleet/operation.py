@@ -96,17 +96,9 @@ class FleetPlan(JsonObject):
                 "--plan-only --json"
             )
         try:
-            return cls(
-                kind=document["kind"],
-                title=document["title"],
-                epoch=document["epoch"],
-                arguments=document["arguments"],
-                steps=tuple((one[0], one[1]) for one in document["steps"]),
-                costs=tuple(document["costs"]),
-                warnings=tuple(document["warnings"]),
-                problems=tuple(Problem(**problem) for problem in document["problems"]),
-            )
-        except (KeyError, TypeError, IndexError) as error:
+            values = {key: one for key, one in document.items() if key != "plan"}
+            return super().from_dict(values)
+        except (TypeError, ValueError) as error:
             raise FleetSetupError(
                 f"the plan is damaged ({type(error).__name__}: {error}); make "
                 "it again with --plan-only --json"

@@ -23,9 +23,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from sqla_shard.exc import BackupDamagedError, BackupNotFoundError, Problem
@@ -45,15 +45,6 @@ _LATEST = 253_402_300_800.0
 #: Beginning of the names of backups: other folders are left alone.
 _TIME = re.compile(r"\d{8}T\d{6}Z-")
 _WORD = re.compile(r"\w+")
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "int | None": (int, type(None)),
-}
-
-RecordT = TypeVar("RecordT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,53 +374,24 @@ def _sealed(document: Mapping[str, Any]) -> bytes:
     return json.dumps({**document, "sha256": seal}, indent=1).encode()
 
 
-def record_of(kind: type[RecordT], document: Mapping[str, Any]) -> RecordT:
-    """Return a dataclass of JSON values, whose types are checked.
-
-    :param kind: a dataclass.
-    :param document: a value for each of its fields, and no other.
-    :raises ValueError: if a value has another type.
-    :raises TypeError: if one is missing, or unknown.
-    """
-    for field in fields(kind):  # type: ignore[arg-type]
-        types = _TYPES.get(str(field.type))
-        value = document.get(field.name)
-        if types is None or field.name not in document:
-            continue
-        is_right = isinstance(value, types)
-        if isinstance(value, bool) and bool not in types:
-            is_right = False
-        if not is_right:
-            raise ValueError(f"{field.name} is {value!r}, not {field.type}")
-    return kind(**document)
-
-
 def _backup(values: Mapping[str, Any], folder: str) -> Backup:
-    databases = tuple(_database(one) for one in values["databases"])
-    backup = record_of(Backup, {**values, "databases": databases})
+    backup = Backup.from_dict(values)
     if backup.name != folder:
         raise ValueError(f"it is the manifest of {backup.name!r}")
     if not 0 <= backup.created < _LATEST:
         raise ValueError(f"created is {backup.created!r}")
+    databases = backup.databases
     if len({one.file for one in databases}) < len(databases):
         raise ValueError("it names a file more than once")
+    for one in databases:
+        # A manifest that was tampered with must not name a file elsewhere, nor
+        # be a part of the statement that creates the database.
+        if one.file != dump_name(one.database):
+            raise ValueError(f"{one.file!r} is not the dump of a database")
+        for name in (one.charset, one.collation):
+            if not _WORD.fullmatch(name):
+                raise ValueError(f"{name!r} is not a character set or collation")
     return backup
-
-
-def _database(document: Mapping[str, Any]) -> DatabaseFile:
-    tables: Iterable[Mapping[str, Any]] = document["tables"]
-    found = record_of(
-        DatabaseFile,
-        {**document, "tables": tuple(record_of(TableContent, one) for one in tables)},
-    )
-    # A manifest that was tampered with must not name a file elsewhere, nor
-    # be a part of the statement that creates the database.
-    if found.file != dump_name(found.database):
-        raise ValueError(f"{found.file!r} is not the dump of a database")
-    for name in (found.charset, found.collation):
-        if not _WORD.fullmatch(name):
-            raise ValueError(f"{name!r} is not a character set or collation")
-    return found
 
 
 def dump_name(database: str) -> str:

@@ -44,7 +44,7 @@ _MAX_TEXT_CHARS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class Sight(JsonObject):
     """The state of a primary as a watcher sees it.
 
     :ivar lost_for: seconds since the first look that failed; None if the
@@ -71,25 +71,19 @@ class Sight:
         :raises ValueError: if it has others, or values of other types.
         """
         _object(document, cls)
-        _seconds(document, "lost_for", "seen_ago", optional=True)
-        acks = document["acks"]
-        _object(acks, Acknowledgements)
-        _seconds(acks, "timeout", "waiting")
-        text = acks["doubt"]
-        if not isinstance(text, str) or len(text) > _MAX_TEXT_CHARS:
+        _object(document["acks"], Acknowledgements)
+        sight = super().from_dict(document)
+        acks = sight.acks
+        seconds = {"lost_for": sight.lost_for, "seen_ago": sight.seen_ago}
+        for name, value in (
+            *seconds.items(),
+            *(("timeout", acks.timeout), ("waiting", acks.waiting)),
+        ):
+            if value is not None and not 0 <= value < _MAX_SECONDS:
+                raise ValueError(f"{name} is not a number of seconds")
+        if len(acks.doubt) > _MAX_TEXT_CHARS:
             raise ValueError("doubt is not a short text")
-        receiver = acks["receiver"]
-        if receiver is not None:
-            if not isinstance(receiver, list) or (
-                [type(one) for one in receiver] != [int, int]
-            ):
-                raise ValueError("receiver is not two integers")
-            receiver = (receiver[0], receiver[1])
-        return cls(
-            lost_for=document["lost_for"],
-            seen_ago=document["seen_ago"],
-            acks=Acknowledgements(**{**acks, "receiver": receiver}),
-        )
+        return sight
 
 
 def doubt(sights: Collection[Sight], *, watchers: int, dead_after: float) -> str | None:
@@ -299,12 +293,3 @@ def _object(document: Any, kind: type[Any]) -> None:
     names = {one.name for one in fields(kind)}
     if not isinstance(document, dict) or document.keys() != names:
         raise ValueError("it is not of this version")
-
-
-def _seconds(document: Mapping[str, Any], *names: str, optional: bool = False) -> None:
-    for name in names:
-        value = document[name]
-        if optional and value is None:
-            continue
-        if type(value) not in (int, float) or not 0 <= value < _MAX_SECONDS:
-            raise ValueError(f"{name} is not a number of seconds")

@@ -102,13 +102,7 @@ class DifferentRow(JsonObject):
         :raises LookupError: for other data.
         :raises ValueError: for other data.
         """
-        key = data["key"]
-        return cls(
-            table=data["table"],
-            key=None if key is None else tuple(key),
-            ids=tuple(map(int, data["ids"])),
-            reason=data["reason"],
-        )
+        return super().from_dict({**data, "ids": [*map(int, data["ids"])]})
 
     def __str__(self) -> str:
         key = "-" if self.key is None else ", ".join(map(str, self.key))
@@ -142,21 +136,6 @@ class Pass(JsonObject):
         if len(self.found) < _MOST:
             self.found.append(found)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Pass:
-        """Return one from the result of :meth:`as_dict`.
-
-        :raises TypeError: for other data.
-        :raises LookupError: for other data.
-        :raises ValueError: for other data.
-        """
-        return cls(
-            rows=_integer(data["rows"]),
-            waiting=_integer(data["waiting"]),
-            differences=_integer(data["differences"]),
-            found=[DifferentRow.from_dict(one) for one in data["found"]],
-        )
-
     def __str__(self) -> str:
         first = (
             f"{self.rows:,} rows, {self.differences:,} different, "
@@ -176,29 +155,8 @@ class PassPosition(JsonObject):
     """
 
     step: int = 0
-    after: Key | None = None
+    after: tuple[int, ...] | None = None
     result: Pass = field(default_factory=Pass)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PassPosition:
-        """Return one from the result of :meth:`as_dict`.
-
-        :raises TypeError: for other data.
-        :raises LookupError: for other data.
-        :raises ValueError: for other data.
-        """
-        after = data["after"]
-        return cls(
-            step=_integer(data["step"]),
-            after=None if after is None else tuple(map(_integer, after)),
-            result=Pass.from_dict(data["result"]),
-        )
-
-
-def _integer(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} must be an integer")
-    return value
 
 
 def last_pass(move: Move, now: Progress) -> Pass | None:

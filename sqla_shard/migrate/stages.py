@@ -242,12 +242,12 @@ class Progress(JsonObject):
         :raises ValueError: if it is not valid.
         :raises TypeError: if it has missing or unknown names.
         """
-        found = cls(**document)
+        found = super().from_dict(document)
         for name in (found.stage, found.former):
             if name not in STAGES:
                 raise ValueError(f"{name!r} is not a stage")
         for number in (found.number, found.round, *found.shares.values()):
-            if type(number) is not int or number < 0:
+            if number < 0:
                 raise ValueError(f"{number!r} is not a number from 0")
         return found
 

@@ -47,7 +47,7 @@ from sqla_shard.upkeep.checks import (
     VerifyReport,
 )
 from sqla_shard.util.files import replace_file
-from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.json_values import JsonObject, parsed_json
 from sqla_shard.util.pace import Pace
 
 _FORMAT = 2
@@ -89,7 +89,7 @@ class UnreachableShard:
 
 
 @dataclass(kw_only=True)
-class VerifyState:
+class VerifyState(JsonObject):
     """The position and the findings of a run.
 
     :ivar check: index of the next check.
@@ -126,38 +126,6 @@ class VerifyState:
             },
             "seconds": self.seconds,
         }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> VerifyState:
-        """Return a state from the result of :meth:`as_dict`.
-
-        :raises TypeError: for other data.
-        :raises KeyError: for other data.
-        """
-        return cls(
-            check=data["check"],
-            shard_id=data["shard_id"],
-            after=data["after"],
-            suspects=[
-                Suspect(**{**one, "finding": Finding(**one["finding"])})
-                for one in data["suspects"]
-            ],
-            unreachable=[
-                UnreachableShard(**{**one, "cause": Cause(*one["cause"])})
-                for one in data["unreachable"]
-            ],
-            tallies={name: _tally(one) for name, one in data["tallies"].items()},
-            seconds=data["seconds"],
-        )
-
-
-def _tally(data: Mapping[str, Any]) -> Tally:
-    return Tally(
-        looked=Counter(data["looked"]),
-        found=Counter(data["found"]),
-        repaired=Counter(data["repaired"]),
-        findings=[Finding(**one) for one in data["findings"]],
-    )
 
 
 class AnyState(Protocol):

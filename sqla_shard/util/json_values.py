@@ -17,7 +17,21 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, ClassVar
+from functools import cache, partial
+from itertools import repeat
+from types import UnionType
+from typing import (
+    Any,
+    ClassVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    Self,
+    TypeVar,
+    Union,
+)
+
+T = TypeVar("T")
 
 
 def _no_constant(name: str) -> None:
@@ -138,6 +152,73 @@ class JsonObject:
         own: Any = fields(self)  # type: ignore[arg-type]
         names = (*(one.name for one in own), *self.derived)
         return {name: json_value(getattr(self, name)) for name in names}
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Self:
+        """Return the object of a document of :meth:`as_dict`.
+
+        :raises ValueError: if a value has another type.
+        :raises TypeError: if a value is missing, or has an unknown name.
+        """
+        return record_of(cls, document)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def record_of(kind: type[T], document: Any) -> T:
+    """Return a dataclass of JSON values, whose types are checked.
+
+    :param kind: a dataclass; its attributes may be dataclasses, too.
+    :param document: a value for each of its attributes, and no other.
+    :raises ValueError: if a value has another type.
+    :raises TypeError: if a value is missing, or has an unknown name.
+    """
+    if not isinstance(document, Mapping):
+        raise ValueError(f"{document!r} is not an object")
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class
+    values = {
+        name: _typed(value, hints.get(name, Any), name)
+        for name, value in document.items()
+    }
+    return kind(**values)
+
+
+def _typed(value: Any, kind: Any, name: str) -> Any:
+    """Return a JSON value as a type: an array as a tuple, an object as a dataclass."""
+    base: Any = get_origin(kind) or kind
+    args = get_args(kind)
+    if base in (Union, UnionType):
+        # The other one of its two types is None.
+        return value if value is None else _typed(value, args[0], name)
+    if is_dataclass(base) and not isinstance(value, kind):
+        return getattr(base, "from_dict", partial(record_of, kind))(value)
+    fits: bool
+    if not isinstance(base, type):
+        # A Literal.
+        fits = value in args
+    elif isinstance(value, tuple | list) and issubclass(base, tuple | list):
+        kinds = args if base is tuple and args[-1] is not ... else args[:1] * len(value)
+        make = getattr(base, "_make", base)
+        if make is not base:
+            kinds = tuple(_hints(base).values())
+        if fits := len(kinds) == len(value):
+            value = make(map(_typed, value, kinds, repeat(name)))
+    elif base in (int, float):
+        fits = type(value) in (int, base)
+    elif isinstance(value, dict) and args:
+        make = base if issubclass(base, dict) else dict
+        # A Counter names the type of its keys alone.
+        each = args[1] if len(args) > 1 else int
+        value = make({key: _typed(one, each, name) for key, one in value.items()})
+        fits = issubclass(base, Mapping)
+    else:
+        fits = kind is Any or isinstance(value, base)
+    if not fits:
+        raise ValueError(f"{name} is {value!r}, not {getattr(kind, '__name__', kind)}")
+    return value
 
 
 _DEEP = "it is nested too deeply"
