@@ -13,10 +13,11 @@ that SQLAlchemy caches what it has found.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Boolean, Engine, Integer, Numeric, String
+from sqlalchemy import Boolean, Engine, Integer, Numeric, String, Time
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -34,7 +35,7 @@ from sqlalchemy.sql.elements import (
     Tuple,
     WithinGroup,
 )
-from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.functions import Function, FunctionElement
 from sqlalchemy.sql.selectable import ScalarSelect, SelectBase
 from sqlalchemy.sql.visitors import iterate
 from sqlalchemy.types import Enum, TupleType, UserDefinedType
@@ -58,6 +59,11 @@ _RETURNED = {
 _COMPARED = {"field": _ALL, "strcmp": _ALL}
 #: Functions that compare their arguments.
 _COMPARING = frozenset(["field", "greatest", "least", "max", "min", "nullif", "strcmp"])
+#: Functions that read a text as a time of day: MySQL finds "20:24" in that of a
+#: moment with its offset, and both servers in that of a date.
+_READING_TIMES = frozenset(
+    ["hour", "microsecond", "minute", "second", "time", "time_to_sec"]
+)
 _COMPARISONS = frozenset(
     [
         *(operators.eq, operators.ne, operators.lt, operators.le),
@@ -173,7 +179,28 @@ class _ValueCompiler(SQLCompiler):
     def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:
         """Compile a function."""
         visit: Any = super().visit_function
-        return str(visit(_coded_function(func), *args, **kw))
+        found = _coded_function(func)
+        if name_of(found) in _READING_TIMES:
+            found = self._with_time(found, found.clauses)
+        return str(visit(found, *args, **kw))
+
+    def visit_cast(self, cast: Any, **kw: Any) -> str:
+        """Compile CAST."""
+        visit: Any = super().visit_cast
+        if isinstance(cast.type, Time):
+            cast = self._with_time(cast, [cast.clause])
+        return str(visit(cast, **kw))
+
+    def _with_time(self, element: Any, parts: Iterable[Any]) -> Any:
+        """Return what reads a time, with the moments of fields as DATETIME."""
+        if self.dialect.name not in ("mysql", "mariadb"):
+            return element
+        swaps = {
+            id(part): Function("timestamp", part)
+            for part in parts
+            if getattr(encoded_type(part), "python_type", None) in (date, datetime)
+        }
+        return _swapped(element, swaps, set()) if swaps else element
 
     def visit_case(self, clause: Any, **kw: Any) -> str:
         """Compile CASE."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone, UTC
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -13,8 +13,10 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    cast,
     delete,
     exists,
+    extract,
     func,
     literal,
     select,
@@ -24,6 +26,7 @@ from sqlalchemy import (
     union_all,
     update,
 )
+from sqlalchemy.dialects import mysql
 from sqlalchemy.orm import aliased
 
 from sqla_shard import scatter
@@ -184,6 +187,38 @@ class BesideSuite(Suite):
         ):
             statement = select(column).where(Thing.id == one)
             assert session.scalar(statement) == expected, str(column)
+
+    def test_times_of_moments(self, cluster, session):
+        """MySQL would read 20:24 in the text of a moment of the year 2024."""
+        if not on_servers(cluster):
+            pytest.skip("SQLite has none of these functions")
+        utc = T0.astimezone(UTC)
+        one = stored(cluster, Thing, at=T0, day=utc.date(), shard_id=1)
+        for field, moment in (
+            (Thing.at, utc),
+            (Thing.day, datetime(utc.year, utc.month, utc.day)),
+        ):
+            since = timedelta(
+                hours=moment.hour,
+                minutes=moment.minute,
+                seconds=moment.second,
+                microseconds=moment.microsecond,
+            )
+            for column, expected in (
+                (func.hour(field), moment.hour),
+                (func.minute(field), moment.minute),
+                (func.SECOND(field), moment.second),
+                (func.microsecond(field), moment.microsecond),
+                (func.max(func.hour(func.coalesce(field, field))), moment.hour),
+                (extract("minute", field), moment.minute),
+                (func.time(field), since),
+                (cast(field, mysql.TIME(fsp=6)), since),
+                (func.floor(func.time_to_sec(field)), since // timedelta(seconds=1)),
+            ):
+                found = session.scalar(select(column).where(Thing.id == one))
+                if isinstance(found, time):
+                    found = datetime.combine(date.min, found) - datetime.min
+                assert found == expected, (str(column), moment)
 
     def test_cached_statements(self, cluster, session):
         """A value may also stand beside a column that has another format."""
