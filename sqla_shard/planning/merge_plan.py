@@ -216,6 +216,8 @@ def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
 
     :param alike: whether those rows are DISTINCT.
     """
+    # SQLAlchemy ignores the options of a subquery.
+    inner = private.copy_with(inner, with_options=())
     groups = inner.order_by(None).with_only_columns(*private.raw_columns(statement))
     sources = _sources(inner)
     groups = private.copy_with(groups, from_obj=_from_of(inner, sources))
@@ -228,14 +230,12 @@ def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
         )
     if alike:
         groups = groups.group_by(*map(unlabelled, inner.selected_columns))
-    # The other options apply to objects that this statement does not load.
-    criteria = _criteria_of(inner)
-    _check_criteria(inner, sources, [*criteria, *_criteria_of(statement)])
+    _check_criteria(inner, sources, _criteria_of(statement))
     return private.copy_with(
         groups,
         distinct=False,
         execution_options=statement.get_execution_options(),
-        with_options=(*private.with_options(statement), *criteria),
+        with_options=private.with_options(statement),
     )
 
 

@@ -130,6 +130,14 @@ _ANSWERED: dict[str, _Made] = {
         .group_by(m.Ware.sold)
         .order_by(func.coalesce(func.max(m.Ware.big), 0), m.Ware.sold)
     ),
+    "a count of groups, whose own options are ignored": lambda m: select(
+        func.count()
+    ).select_from(
+        select(m.Ware.number)
+        .options(with_loader_criteria(m.Ware, m.Ware.number > 1))
+        .group_by(m.Ware.number)
+        .subquery()
+    ),
     "a count of groups that join a class of two tables": lambda m: select(
         func.count()
     ).select_from(
