@@ -45,9 +45,9 @@ Only ``schema``, ``repair``, ``key``, ``halves``, ``queue``, ``spread``,
 ``blobs``, ``cache``, ``verify`` and ``shell`` connect to databases and need
 their passwords; ``fleet`` has accounts of its own.  The topology is the file
 given with ``--topology``, or in the environment variable
-``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` in the current directory.  It can
-also be a URL, ``zookeeper://host:port/path``, with the credentials in
-``SQLA_SHARD_ZOOKEEPER_AUTH``.
+``SQLA_SHARD_TOPOLOGY``, or ``topology.toml`` or ``topology.json`` in the
+current directory.  It can also be a URL, ``zookeeper://host:port/path``, with
+the credentials in ``SQLA_SHARD_ZOOKEEPER_AUTH``.
 
 ``repair``, ``verify`` and ``shell`` write rows of the application.  If the
 application caches rows, pass its cache configuration with ``--cache FILE`` or

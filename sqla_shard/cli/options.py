@@ -136,16 +136,18 @@ class Settings:
         """Path of the topology, or URL of ZooKeeper.
 
         :raises click.ClickException: if ``--topology`` is not given and the
-            current directory has no ``topology.toml``.
+            current directory has no ``topology.toml`` or ``topology.json``.
         """
         if self.named is not None:
             return self.named
-        if not Path(DEFAULT_FILE).is_file():
-            raise click.ClickException(
-                f"{DEFAULT_FILE} not found in the current directory; specify "
-                f"a topology with --topology PATH or {VARIABLE}=PATH"
-            )
-        return DEFAULT_FILE
+        # The second one is what dev up writes.
+        for name in (DEFAULT_FILE, "topology.json"):
+            if Path(name).is_file():
+                return name
+        raise click.ClickException(
+            f"{DEFAULT_FILE} not found in the current directory; specify "
+            f"a topology with --topology PATH or {VARIABLE}=PATH"
+        )
 
     def zookeeper(self, named: str | None = None) -> str:
         """Return the URL of ZooKeeper.

@@ -131,8 +131,8 @@ class _Program(LazyGroup):
     show_envvar=True,
     type=LOCATION,
     help="Topology file (TOML or JSON), or ZooKeeper URL: "
-    "zookeeper://host:port,host:port/path.  Default: topology.toml in the "
-    "current directory.",
+    "zookeeper://host:port,host:port/path.  Default: topology.toml or "
+    "topology.json in the current directory.",
 )
 @click.option(
     "--placeholder",

@@ -510,8 +510,8 @@ def verify_command(
     written.  The status is 1 if anything differs, and 3 if a server could not
     be read.
 
-    The topology is that of --topology, or topology.toml in the current
-    directory; no alembic.ini is needed.
+    The topology is that of --topology, or topology.toml or topology.json in
+    the current directory; no alembic.ini is needed.
     """
     from sqla_shard import schema
     from sqla_shard.cluster.cluster import Cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,15 @@ def test_no_topology(tmp_path, monkeypatch):
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("sqla-shard: error: topology.toml not found")
     assert "--topology PATH or SQLA_SHARD_TOPOLOGY=" in done.stderr
+
+
+def test_the_topology_of_the_directory(tmp_path, monkeypatch, topology):
+    """The tool looks for the file that it writes itself, with dev up."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    shutil.copy(topology, folder / "topology.json")
+    monkeypatch.chdir(folder)
+    assert "server2" in invoke("where", SEVEN).output
 
 
 def test_more_placeholders(tmp_path):
