@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from sqla_shard import blob_field, Cluster, ObjectMixin, ShardedId
 from sqla_shard.exc import ColocationError, CrossShardWriteError
-from sqla_shard.testing import sqlite_topology
+from sqla_shard.testing import sqlite_topology, StatementLog
 
 
 class Base(DeclarativeBase):
@@ -90,6 +90,18 @@ def test_what_is_stored_is_a_write(cluster, user_id, also):
         session.add(User())
         with pytest.raises((ColocationError, CrossShardWriteError)):
             session.flush()
+
+
+def test_what_is_replaced_is_loaded_once(cluster, user_id):
+    """As by plain SQLAlchemy, and not by each check of a flush."""
+    with cluster.session() as session:
+        user = session.get_one(User, user_id)
+        session.add(Profile(user=user))
+        with StatementLog() as log:
+            session.flush()
+        verbs = [one.split()[0] for one in log.statements]
+        assert verbs == ["SELECT", "INSERT"]
+        session.rollback()
 
 
 def test_it_is_set_replaced_and_removed(cluster, user_id):
