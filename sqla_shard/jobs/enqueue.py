@@ -212,6 +212,15 @@ class JobOptions:
                 option="run_after",
                 value=self.run_after,
             )
+        else:
+            try:
+                self.run_after.astimezone(UTC)
+            except OverflowError:
+                raise JobOptionError(
+                    "is outside the years 1 to 9999 in UTC",
+                    option="run_after",
+                    value=self.run_after,
+                ) from None
 
     @property
     def key(self) -> bytes | None:

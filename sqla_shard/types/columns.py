@@ -253,7 +253,8 @@ class UTCTimestamp(Encoded, TypeDecorator[datetime]):
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         """Convert to UTC.
 
-        :raises BlobValueError: for a naive datetime.
+        :raises BlobValueError: for a naive datetime, or one outside the years 1 to
+            9999 in UTC.
         """
         if value is None:
             return None
@@ -264,7 +265,14 @@ class UTCTimestamp(Encoded, TypeDecorator[datetime]):
                 field="timestamp",
                 value=value,
             )
-        return value.astimezone(UTC).replace(tzinfo=None)
+        try:
+            return value.astimezone(UTC).replace(tzinfo=None)
+        except OverflowError:
+            raise BlobValueError(
+                f"{value!r} is outside the years 1 to 9999 in UTC",
+                field="timestamp",
+                value=value,
+            ) from None
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return aware datetimes; the server's time zone is UTC."""

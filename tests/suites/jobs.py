@@ -40,6 +40,10 @@ from tests.models.job_models import (
 cluster = JOB_CLUSTERS.on_backend()
 
 
+#: Where a day begins first.
+EAST = timezone(timedelta(hours=14))
+
+
 class Suite:
     """A counter of its own for each test, and no jobs of others."""
 
@@ -195,6 +199,7 @@ class Enqueueing(Suite):
             ({"run_after": timedelta(seconds=-1)}, "run_after"),
             ({"run_after": float("nan")}, "run_after"),
             ({"run_after": datetime(2100, 1, 1)}, "run_after"),
+            ({"run_after": datetime(1, 1, 1, tzinfo=EAST)}, "run_after"),
             ({"max_attempts": 0}, "max_attempts"),
             ({"unique_key": ""}, "unique_key"),
             ({"unique_key": "\u00e9" * 128}, "unique_key"),
