@@ -13,12 +13,8 @@ from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState, Mapper, RelationshipDirection
-from sqlalchemy.orm.attributes import (
-    History,
-    instance_state,
-    NO_VALUE,
-    PASSIVE_NO_RESULT,
-)
+from sqlalchemy.orm.attributes import History, instance_state
+from sqlalchemy.orm.base import NO_VALUE, PASSIVE_NO_RESULT
 
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import (
