@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
 from sqla_shard import Cluster
+from sqla_shard.monitor.dashboard import Observer, pages
 from sqla_shard.testing import sqlite_topology
 from tests.servers.command_line import ROOT
 from tests.servers.dashboard_scene import Base
@@ -66,3 +69,19 @@ def test_it_serves_until_it_is_ended(folder):
         program.kill()
         out, _ = program.communicate()
     assert out == ""
+
+
+def test_half_a_request_does_not_hold_a_thread(folder, monkeypatch):
+    monkeypatch.setattr(pages._Quiet, "timeout", 0.1)
+    with Cluster.from_file(folder / "topology.json") as cluster:
+        server = pages.DashboardServer(Observer(cluster))
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        try:
+            address = ("127.0.0.1", int(server.address.rpartition(":")[2]))
+            with socket.create_connection(address, timeout=PATIENCE) as half:
+                half.sendall(b"GET / HTT")
+                assert half.recv(1) == b""
+        finally:
+            server.close()
+            thread.join()

@@ -707,6 +707,9 @@ def _app_of(blueprint: Blueprint, hosts: Sequence[str]) -> Flask:
 class _Quiet(WSGIRequestHandler):
     """Logs errors only."""
 
+    #: Seconds.  Otherwise half a request would hold a thread for ever.
+    timeout = 30.0
+
     def log_request(self, code: object = "-", size: object = "-") -> None:
         pass
 
