@@ -500,7 +500,8 @@ class MovedTable(MovedRows):
     :ivar lookups: lookup classes by the name of the attribute with the key.
     :ivar raw: columns on the shards, with types that change no value, by name
         of the attribute; where the mapped type may change one.
-    :ivar texts: those of ``raw`` that have JSON or vectors.
+    :ivar late: those of ``raw`` that have JSON, vectors or the mapper's
+        versions.
     :ivar vectors: names of those that have vectors.
     :ivar computed: attributes that the servers of the shards compute.
     :ivar kept: columns on the shards, by name of the attribute, that an UPDATE
@@ -539,11 +540,16 @@ class MovedTable(MovedRows):
             if (attribute := self._conversion.attribute_of(name))
             and there.c[column.name].type is not column.type
         }
-        self.texts = {
+        self.late = {
             attribute: there.c[column.name]
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
-            and (column.type._type_affinity is JSON or is_vector(column.type))
+            and (
+                column.type._type_affinity is JSON
+                or is_vector(column.type)
+                # Of the mapper, which counts its own writes.
+                or column is self.mapper.version_id_col
+            )
             and column.computed is None
         }
         self.vectors = frozenset(
@@ -817,7 +823,7 @@ class ShardObjects(ShardPart):
                         flag_modified(found, name)
         if new:
             self._session.execute(insert(cls), new, execution_options=_WITH_NULL)
-        self._write_texts(connection, rows)
+        self._write_late(connection, rows)
         if gone:
             self._session.execute(delete(cls).where(cls.id.in_(gone)))
 
@@ -831,41 +837,42 @@ class ShardObjects(ShardPart):
             self._session.execute(
                 insert(self._one.cls), new, execution_options=_WITH_NULL
             )
-        self._write_texts(connection, rows)
+        self._write_late(connection, rows)
 
     @property
     def _key_columns(self) -> tuple[Column[Any], ...]:
-        (found,) = {column.table for column in self._one.raw.values()}
+        columns = {**self._one.raw, **self._one.late}.values()
+        (found,) = {column.table for column in columns}
         return tuple(found.primary_key)
 
     def _mapped(self, row: Row) -> Row:
         """Return the values that the class can write itself."""
         one = self._one
-        if not one.computed and not one.texts and not one.vectors:
+        if not one.computed and not one.late and not one.vectors:
             return row
         return {
-            name: _parsed(value, one.texts[name]) if name in one.texts else value
+            name: _parsed(value, one.late[name]) if name in one.late else value
             for name, value in row.items()
             # The type of the class takes other values than hexadecimal digits.
             if name not in one.computed and name not in one.vectors
         }
 
-    def _write_texts(
+    def _write_late(
         self, connection: Connection, rows: Mapping[Key, Row | None]
     ) -> None:
-        """Write JSON and vectors as the database has them.
+        """Write JSON, vectors and versions as the database has them.
 
-        The class writes NULL as a JSON null, and other spaces; and a vector
-        as its own type reads it.
+        The class writes NULL as a JSON null, and other spaces; a vector as its
+        own type reads it; and the next version.
         """
-        texts = self._one.texts
+        late = self._one.late
         written = [(key, row) for key, row in rows.items() if row is not None]
-        if not texts or not written:
+        if not late or not written:
             return
         self._session.flush()
         (key_column,) = self._key_columns
         given: dict[Any, Any] = {
-            column: bindparam(f"v_{name}") for name, column in texts.items()
+            column: bindparam(f"v_{name}") for name, column in late.items()
         }
         kept = {column: column for column in self._one.kept.values()}
         statement = (
@@ -876,7 +883,7 @@ class ShardObjects(ShardPart):
         connection.execute(
             statement,
             [
-                {"key_of_row": key[0], **{f"v_{name}": row[name] for name in texts}}
+                {"key_of_row": key[0], **{f"v_{name}": row[name] for name in late}}
                 for key, row in written
             ],
         )
