@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, UTC
+from datetime import datetime, timedelta, timezone, UTC
 from typing import Any
 
 from sqlalchemy import bindparam, delete, insert, select, Sequence, update
@@ -220,6 +220,19 @@ WRITES: dict[str, Case] = {
         names=("is not a datetime with a time zone", "datetime.now(timezone.utc)"),
         remedy=lambda s, d: (
             changed(s, User, d.users[1], seen=datetime.now(UTC)).seen is not None
+        ),
+        answer=lambda s, d: True,
+    ),
+    "a moment that Python has not in UTC": Case(
+        refused=lambda s, d: changed(
+            s,
+            *(User, d.users[1]),
+            seen=datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14))),
+        ),
+        names=("is outside the years 1 to 9999 in UTC",),
+        remedy=lambda s, d: (
+            changed(s, User, d.users[1], seen=datetime(2024, 1, 1, tzinfo=UTC)).seen
+            is not None
         ),
         answer=lambda s, d: True,
     ),
