@@ -243,14 +243,43 @@ class _JSONValue(JSONText):
         return process
 
 
-class _Truth(_Exact):
-    """A BOOL: another number than 0 and 1 is no truth value."""
+class _Number(_Exact):
+    """A number that the type of the application would change."""
 
     cache_ok = True
 
     def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
         """Return what a SELECT reads."""
         return colexpr
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Return that of the column's type."""
+        return self.type_.dialect_impl(dialect).bind_processor(dialect)
+
+
+class _Rounded(_Number):
+    """A DECIMAL as a float; one that no float has is a decimal."""
+
+    cache_ok = True
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a function that makes floats of those that are the same."""
+        if self._is_original(dialect):
+            return self.type_.dialect_impl(dialect).result_processor(dialect, coltype)
+
+        def process(value: Any) -> Any:
+            if value is None:
+                return None
+            rounded = float(value)
+            return rounded if Decimal(repr(rounded)) == value else value
+
+        return process
+
+
+class _Truth(_Number):
+    """A BOOL: another number than 0 and 1 is no truth value."""
+
+    cache_ok = True
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return a function that leaves other numbers as they are."""
@@ -330,8 +359,8 @@ def exact(
         return _Hex(type_)
     if isinstance(type_, Float):
         return _Digits(type_, is_raw=is_raw)
-    if is_raw and isinstance(type_, Numeric) and not type_.asdecimal:
-        return Numeric(type_.precision, type_.scale)
+    if isinstance(type_, Numeric) and not type_.asdecimal:
+        return Numeric(type_.precision, type_.scale) if is_raw else _Rounded(type_)
     return type_
 
 
@@ -388,6 +417,10 @@ def unfit(
         last: Any = literal_column("'23:59:59.999999'")
         is_time = column.between(literal_column("'00:00:00'"), last)
         return "a TIME that is no time of day", not_(is_time)
+    if isinstance(type_, Numeric) and not (type_.asdecimal or is_raw):
+        reason = "a DECIMAL with more digits than a float has"
+        form = "CAST(CAST({} AS DOUBLE) AS DECIMAL(65, 30))"
+        return reason, _OnServer(column, form, Numeric()) != column
     if isinstance(type_, Boolean):
         return "a BOOL that is neither 0 nor 1", type_coerce(column, Integer).not_in(
             [0, 1]

@@ -322,12 +322,14 @@ def test_values_that_do_not_fit_are_named_and_hold_up_no_other(fleet, tmp_path, 
         at: Mapped[str | None] = blob_field()
         day: Mapped[date | None] = blob_field()
         doc: Mapped[dict | None] = blob_field()
+        cost: Mapped[float | None] = blob_field()
         size: Mapped[str] = mapped_column(mysql.ENUM("a"))
 
     table = things(
         Column("at", mysql.TIME()),
         Column("day", mysql.DATE()),
         Column("doc", JSON()),
+        Column("cost", mysql.DECIMAL(30, 10, asdecimal=False)),
         Column("size", mysql.ENUM("a")),
     )
     moved = Moved(
@@ -339,11 +341,12 @@ def test_values_that_do_not_fit_are_named_and_hold_up_no_other(fleet, tmp_path, 
     with moving(fleet, tmp_path, table, moved) as move:
         insert_rows(
             move,
-            "(at, day, doc, size) VALUES ('25:30:00', NULL, NULL, 'a'), "
-            "(NULL, '2020-02-00', NULL, 'a'), "
-            "(NULL, NULL, 'null', 'a'), (NULL, NULL, NULL, 'b'), "
-            "('23:59:59', '2020-02-29', '{}', 'a'), "
-            "(NULL, NULL, NULL, 'a')",
+            "(size, at, day, doc, cost) VALUES ('a', '25:30:00', NULL, NULL, NULL), "
+            "('a', NULL, '2020-02-00', NULL, NULL), "
+            "('a', NULL, NULL, 'null', NULL), ('b', NULL, NULL, NULL, NULL), "
+            "('a', NULL, NULL, NULL, 12345678901234567890.1), "
+            "('a', '23:59:59', '2020-02-29', '{}', 0.1), "
+            "('a', NULL, NULL, NULL, NULL)",
         )
         fleet.servers[0].root_execute(
             "CREATE TRIGGER db_from.odd BEFORE UPDATE ON db_from.things "
@@ -355,21 +358,23 @@ def test_values_that_do_not_fit_are_named_and_hold_up_no_other(fleet, tmp_path, 
             "things.day: 1 rows have a zero or partial date",
             "things.doc: 1 rows have a JSON null",
             "things.size: 1 rows have the error value",
+            "things.cost: 1 rows have a DECIMAL with more digits",
         ):
             assert sum(problem.startswith(named) for problem in problems) == 1
-        assert len(problems) == 4
+        assert len(problems) == 5
         Switch(move).go("copying")
-        assert backfill(move, jobs=1) == 4
-        for key in range(1, 5):
+        assert backfill(move, jobs=1) == 5
+        for key in range(1, 6):
             assert f"things {key} was not copied and waits" in caplog.text
         found = verify(move)
-        assert found.waiting + found.differences >= 4
+        assert found.waiting + found.differences >= 5
         with move.cluster.session() as session:
             objects = [
-                session.get(Thing, move.object_id("things", key)) for key in (5, 6)
+                session.get(Thing, move.object_id("things", key)) for key in (6, 7)
             ]
             assert [one.at for one in objects] == ["23:59:59", None]
             assert [one.doc for one in objects] == [{}, None]
+            assert [one.cost for one in objects] == [0.1, None]
 
 
 def insert_rows(move, *values):
