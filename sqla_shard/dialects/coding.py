@@ -17,15 +17,18 @@ from datetime import date, datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Boolean, Engine, Integer, Numeric, String, Time
+from sqlalchemy import Boolean, DateTime, Engine, Integer, Numeric, String, Time
 from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import (
+    BinaryExpression,
     BindParameter,
     Case,
     ClauseList,
     ColumnClause,
+    ColumnElement,
     ExpressionClauseList,
     FunctionFilter,
     Grouping,
@@ -40,7 +43,7 @@ from sqlalchemy.sql.selectable import ScalarSelect, SelectBase
 from sqlalchemy.sql.visitors import iterate
 from sqlalchemy.types import Enum, TupleType, UserDefinedType
 
-from sqla_shard.dialects.result_types import name_of
+from sqla_shard.dialects.result_types import name_of, plain_type
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.types.columns import Encoded
 from sqla_shard.util import sqlalchemy_private as private
@@ -83,7 +86,7 @@ def code_values(engine: Engine) -> None:
 
 @cache
 def _coding(compiler: Any) -> Any:
-    return type(compiler.__name__, (_ValueCompiler, compiler), {})
+    return type(compiler.__name__, (_Compiler, compiler), {})
 
 
 def encoded_type(element: Any) -> Any:
@@ -104,7 +107,41 @@ def _may_be(value: Any, encoded: Any) -> bool:
     """Return whether a value is one of a field, or None."""
     if isinstance(value, BindParameter):
         return not _may_be_stored(value, encoded)
-    return isinstance(value, Null) or isinstance(value.type, Encoded)
+    if isinstance(value, Null) or isinstance(value.type, Encoded):
+        return True
+    return _has_moments(encoded) and isinstance(value.type, DateTime)
+
+
+def _has_moments(encoded: Any) -> bool:
+    """Return whether a field stores moments as texts."""
+    return encoded.python_type is datetime and isinstance(encoded.impl, String)
+
+
+class _MomentText(ColumnElement[Any]):
+    """A time of the server as the text of a field.
+
+    :param element: an expression of DATETIME or TIMESTAMP, in UTC.
+    """
+
+    __visit_name__ = "sqla_shard_moment_text"
+    inherit_cache = True
+    type = String()
+
+    def __init__(self, element: Any) -> None:
+        self.element = element
+
+
+@compiles(_MomentText, "mysql", "mariadb")
+def _moment_text(element: _MomentText, compiler: Any, **kw: Any) -> str:
+    form = compiler.render_literal_value("%Y-%m-%dT%H:%i:%s.%f+00:00", String())
+    return f"date_format({compiler.process(element.element, **kw)}, {form})"
+
+
+@compiles(_MomentText, "sqlite")
+def _moment_text_sqlite(element: _MomentText, compiler: Any, **kw: Any) -> str:
+    value = compiler.process(element.element, **kw)
+    # Those of the server's clock have whole seconds.
+    return f"substr(replace({value}, ' ', 'T') || '.000000', 1, 26) || '+00:00'"
 
 
 def _may_be_stored(value: Any, encoded: Any) -> bool:
@@ -127,15 +164,30 @@ def _values(element: Any) -> Iterator[Any]:
     elif isinstance(element, Case):
         yield from _each(_results(element))
     elif isinstance(element, ScalarSelect):
-        yield from _values(element.element)
+        yield from _inside(element, _values(element.element))
     elif isinstance(element, SelectBase):
         yield from _selected(element.selected_columns)
     elif isinstance(element, FunctionElement) and (name_of(element) in _RETURNED):
         yield from _each(list(element.clauses)[_RETURNED[name_of(element)]])
     elif isinstance(element, ColumnClause) and private.proxies(element):
-        yield from _selected(private.proxies(element))
+        yield from _inside(element, _selected(private.proxies(element)))
     else:
         yield element
+
+
+def _inside(element: Any, values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the values of a subquery, or itself if none has a field's format.
+
+    Times of the server that stand beside a field there are in its format.
+    """
+    found = list(values)
+    encoded = _encoded(found)
+    if encoded is None and not any(isinstance(one, BindParameter) for one in found):
+        yield element
+        return
+    for value in found:
+        if encoded is None or not _is_server_time(value, encoded):
+            yield value
 
 
 def _each(elements: Iterable[Any]) -> Iterator[Any]:
@@ -173,7 +225,7 @@ def _encoded(values: Iterable[Any]) -> Any:
     return next((t for t in types if isinstance(t, Encoded)), None)
 
 
-class _ValueCompiler(SQLCompiler):
+class _Compiler(SQLCompiler):
     """Compiles the values beside a field."""
 
     def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:
@@ -205,7 +257,7 @@ class _ValueCompiler(SQLCompiler):
     def visit_case(self, clause: Any, **kw: Any) -> str:
         """Compile CASE."""
         visit: Any = super().visit_case
-        found = _coded(clause, _results(clause))
+        found = _coded(clause, _results(clause), chosen=True)
         if clause.value is not None:
             conditions = [clause.value, *(one for one, _ in clause.whens)]
             found = _coded(found, conditions, compares="CASE")
@@ -214,7 +266,9 @@ class _ValueCompiler(SQLCompiler):
     def visit_binary(self, binary: Any, *args: Any, **kw: Any) -> str:
         """Compile an operator."""
         visit: Any = super().visit_binary
-        return str(visit(_coded_binary(binary), *args, **kw))
+        # A server compares the text with a time; SQLite compares two texts.
+        converts = self.dialect.name == "sqlite"
+        return str(visit(_coded_binary(binary, converts=converts), *args, **kw))
 
     def visit_compound_select(self, cs: Any, *args: Any, **kw: Any) -> str:
         """Compile UNION and the like.
@@ -249,11 +303,15 @@ def _coded_function(func: Any) -> Any:
     if part is None:
         return _coded(func, arguments, is_own=False)
     compares = name if name in _COMPARING and len(arguments) > 1 else None
-    return _coded(func, arguments[part], compares=compares)
+    chosen = name in _RETURNED
+    return _coded(func, arguments[part], compares=compares, chosen=chosen)
 
 
-def _coded_binary(binary: Any) -> Any:
-    """Return an operator with its values in the format of their field."""
+def _coded_binary(binary: Any, *, converts: bool) -> Any:
+    """Return an operator with its values in the format of their field.
+
+    :param converts: whether to convert times of the server, too.
+    """
     left, right = map(_ungrouped, (binary.left, binary.right))
     is_own = binary.operator in _COMPARISONS
     name = getattr(binary.operator, "__name__", str(binary.operator))
@@ -264,7 +322,11 @@ def _coded_binary(binary: Any) -> Any:
             binary = _coded(binary, pair, compares=name)
         return binary
     return _coded(
-        binary, (left, right), is_own=is_own, compares=name if is_own else None
+        binary,
+        (left, right),
+        is_own=is_own,
+        compares=name if is_own else None,
+        chosen=converts and is_own,
     )
 
 
@@ -280,6 +342,7 @@ def _coded(
     *,
     is_own: bool = True,
     compares: str | None = None,
+    chosen: bool = False,
 ) -> Any:
     """Return an expression with values in the format of the field beside them.
 
@@ -287,6 +350,8 @@ def _coded(
         returns one.
     :param is_own: see :meth:`Encoded.encodes`.
     :param compares: the name of what compares them.
+    :param chosen: whether times of the server are converted, too, because it
+        returns one of the parts.
     :raises UnsupportedStatementError: if they cannot be compared.
     """
     values = list(_each(parts))
@@ -302,6 +367,8 @@ def _coded(
         if isinstance(value, BindParameter)
         and not isinstance(value.type, (Beside, Encoded))
     }
+    if chosen:
+        swaps |= _moment_texts(element, values, found)
     if not swaps:
         return element
     if compares is not None and not found.is_compared:
@@ -312,6 +379,42 @@ def _coded(
         if id(value) in swaps.keys() - done and not _may_be_stored(value, found):
             raise _unreachable("subquery", found)
     return element
+
+
+def _moment_texts(
+    element: Any, values: list[Any], found: Any
+) -> dict[int, _MomentText]:
+    """Return texts for the times of the server that stand beside a moment.
+
+    Texts of two formats would be compared, and could not be read.
+
+    :param found: the type of the first of the values that has such a type.
+    :raises UnsupportedStatementError: if an element would return another type.
+    """
+    types = [getattr(value, "type", None) for value in values]
+    fields = [t for t in types if isinstance(t, Encoded) and _has_moments(t)]
+    is_comparison = isinstance(element, BinaryExpression)
+    if fields and found not in fields and not is_comparison:
+        raise UnsupportedStatementError(
+            f"{fields[0].label} stands behind a column of another format, which "
+            "the server would return for both; name the field first",
+            construct="coalesce()",
+        )
+    return {
+        id(value): _MomentText(value)
+        for value in values
+        if fields and _is_server_time(value, fields[0])
+    }
+
+
+def _is_server_time(value: Any, encoded: Any) -> bool:
+    """Return whether a value is a time that a field stores as a text."""
+    type_ = getattr(value, "type", None)
+    return (
+        _has_moments(encoded)
+        and isinstance(plain_type(type_), DateTime)
+        and not isinstance(value, BindParameter)
+    )
 
 
 def _is_unknown(value: Any) -> bool:

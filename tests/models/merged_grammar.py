@@ -92,6 +92,8 @@ class Made:
     :ivar counted: the SELECT whose rows ``statement`` counts, if it does.
     :ivar keyed: whether an id is in each distinct row or group, so that all of
         its rows are on one shard.
+    :ivar maker: the grammar with its aliases, of which SQLAlchemy has weak
+        references.
     """
 
     statement: Any
@@ -107,6 +109,7 @@ class Made:
     whole: bool = False
     counted: Any = None
     keyed: bool = False
+    maker: Any = None
 
 
 def _source(entity: Any) -> Any:
@@ -308,6 +311,9 @@ class Grammar:
         (given,) = self._bound(chosen, [self.rng.choice(SAMPLES[chosen.kind])])
         e = chosen.expression
         other = self._typed(given, e) if self.models.plain else given
+        columns = [v for v in self.values if v.kind == "moment" and not v.is_field]
+        if chosen.kind == "moment" and columns and self.chance(50):
+            other = self.rng.choice(columns).expression
         made = func.coalesce(e, other)
         if self.chance(50):
             made = case((e.is_not(None), e), else_=other)

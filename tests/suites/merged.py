@@ -223,8 +223,10 @@ def _refused(error: ShardError) -> str:
 
 def made_by(grammar: Any, seed: int, models: Any, compared: Compared) -> Made:
     rng = random.Random(seed)
-    made = grammar(rng, models, compared.rows, compared.dialect).make()
+    maker = grammar(rng, models, compared.rows, compared.dialect)
+    made = maker.make()
     assert isinstance(made, Made)
+    made.maker = maker
     return made
 
 

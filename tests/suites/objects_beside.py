@@ -188,6 +188,37 @@ class BesideSuite(Suite):
             statement = select(column).where(Thing.id == one)
             assert session.scalar(statement) == expected, str(column)
 
+    def test_times_of_the_server(self, cluster, session):
+        """Beside a field they are its texts: two formats have no order."""
+        one = stored(cluster, Thing, at=T0, shard_id=1)
+        two = stored(cluster, Thing, at=None, shard_id=1)
+        for key, least in (one, None), (two, session.get_one(Thing, two).ts):
+            expected = T0 if least is None else least
+            for column in (
+                func.coalesce(Thing.at, Thing.ts),
+                case((Thing.at.is_not(None), Thing.at), else_=Thing.ts),
+                func.coalesce(Thing.at, func.nullif(Thing.ts, None), func.now()),
+            ):
+                made = select(column).where(Thing.id == key)
+                assert session.scalar(made) == expected, str(column)
+                for condition, holds in (
+                    (column == expected, True),
+                    (column > expected - timedelta(microseconds=1), True),
+                    (column > expected, False),
+                    (column <= Thing.ts, True),
+                    (Thing.ts > column, key == one),
+                ):
+                    found = session.scalar(made.where(condition))
+                    assert (found is not None) is holds, str(condition)
+        compared = select(Thing.id).where(Thing.at < Thing.ts)
+        assert session.scalars(compared.where(Thing.id.in_([one, two]))).all() == [one]
+        for column in (
+            func.coalesce(Thing.ts, Thing.at),
+            case((True, Thing.ts), else_=Thing.at),
+        ):
+            with pytest.raises(UnsupportedStatementError, match="field first"):
+                session.execute(select(column).where(Thing.id == one))
+
     def test_times_of_moments(self, cluster, session):
         """MySQL would read 20:24 in the text of a moment of the year 2024."""
         if not on_servers(cluster):
