@@ -384,14 +384,9 @@ class Engines:
         :param timeout: seconds.
         :returns: for each engine, None or its error.
         """
-        return self._ask_all(
+        return in_threads(
             [partial(self._answer, engine, timeout) for engine in engines], timeout
         )
-
-    def _ask_all(
-        self, jobs: Sequence[Callable[[], Answer]], timeout: float
-    ) -> list[Answer]:
-        return in_threads(jobs, timeout)
 
     def _answer(self, engine: Engine, timeout: float) -> Answer:
         try:

@@ -53,17 +53,6 @@ from sqla_shard.fleet.row_copy import (
 )
 from sqla_shard.util.json_values import JsonObject
 
-__all__ = [
-    "WAYS",
-    "Copied",
-    "Copy",
-    "CopyEvent",
-    "Way",
-    "abandon_copy",
-    "copy_state",
-    "finish_copy",
-]
-
 Way = Literal["rows", "command", "clone"]
 """A way to copy content."""
 

@@ -260,14 +260,6 @@ def _which(states: int) -> Any:
     return select(literal(ShardNumber(), BigInteger()).label("shard_id"), *there)
 
 
-def _shard_number() -> Any:
-    return literal(ShardNumber(), BigInteger()).label("shard_id")
-
-
-def _ago(name: str) -> ServerTime:
-    return ServerTime(bindparam(name, type_=BigInteger()))
-
-
 @lru_cache(maxsize=64)
 def _statement(count: int) -> Any:
     """Return a SELECT that tells of each of some groups whether one is due.
@@ -282,12 +274,12 @@ def _statement(count: int) -> Any:
             _job.state == bindparam(f"state{number}"),
             _job.queue == bindparam(f"queue{number}"),
             _job.priority == bindparam(f"priority{number}"),
-            _job.due_at <= _ago(f"since{number}"),
+            _job.due_at <= ServerTime(bindparam(f"since{number}", type_=BigInteger())),
         )
         .label(f"due{number}")
         for number in range(count)
     ]
-    return select(_shard_number(), *due)
+    return select(literal(ShardNumber(), BigInteger()).label("shard_id"), *due)
 
 
 def _read(

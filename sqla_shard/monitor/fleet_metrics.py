@@ -183,7 +183,7 @@ class FleetMetrics:
         with self._lock:
             servers = {k: one.start() for k, one in self._probes().items()}
             parts = {k: one.start() for k, one in self._parts.items()}
-        found = [Observation(metric("published.epoch"), self._epoch())]
+        found = [Observation(metric("published.epoch"), self._cluster.topology.epoch)]
         for (name, role, _), attempt in servers.items():
             observed, _ = attempt.result(end)
             up = Observation(metric("server.up"), bool(observed), (name, role))
@@ -222,9 +222,6 @@ class FleetMetrics:
             if lines:
                 found[name] = lines
         return found
-
-    def _epoch(self) -> int:
-        return self._cluster.topology.epoch
 
     # -- servers
 

@@ -67,7 +67,7 @@ def shards_of(
                 shard_id=shard_id, keyspace=keyspace.name, opened=keyspace.shards
             )
     found = [
-        _shard(places, keyspace, shard_id)
+        _of_place(keyspace, places.place(keyspace, shard_id))
         for shard_id in (keyspace.shard_ids if shards is None else sorted(set(shards)))
         if servers is None or keyspace.server_for(shard_id).name in servers
     ]
@@ -78,10 +78,6 @@ def shards_of(
             value=",".join(servers or ()),
         )
     return found
-
-
-def _shard(places: Places, keyspace: Keyspace, shard_id: int) -> Shard:
-    return _of_place(keyspace, places.place(keyspace, shard_id))
 
 
 def shard_on(

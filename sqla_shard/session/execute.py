@@ -315,7 +315,8 @@ def _read(context: ORMExecuteState, session: ShardSession, place: Place | None) 
         )
         statement = planned.statement
         merge = planned.merge
-    context.statement = _accepted(statement)
+    # Servers accept it, and return the same rows.
+    context.statement = sorted_by_shown(of_groups(statement))
     _send(
         context,
         session,
@@ -324,11 +325,6 @@ def _read(context: ORMExecuteState, session: ShardSession, place: Place | None) 
         limits=limits,
         scattered=decision is not None and decision.scattered,
     )
-
-
-def _accepted(statement: Any) -> Any:
-    """Return a SELECT that servers accept, with the same rows."""
-    return sorted_by_shown(of_groups(statement))
 
 
 def _merge_of(context: ORMExecuteState, places: Sequence[Place]) -> Merge | None:

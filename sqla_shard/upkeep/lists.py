@@ -439,7 +439,10 @@ class _Spreading:
         for source_id, target_id in rows:
             try:
                 slots = pieces_of(link(self._cls), target_id)
-                places = [self._place(source_id, slot) for slot in slots]
+                places = [
+                    piece_place(self._cls, self._cluster.places, source_id, slot)
+                    for slot in slots
+                ]
             except InvalidIdError:
                 self._report.misplaced += 1
                 continue
@@ -454,9 +457,6 @@ class _Spreading:
             same.target_ids.append(target_id)
             self._found += 1
         return {there: list(its.values()) for there, its in found.items()}
-
-    def _place(self, source_id: int, slot: int) -> Place:
-        return piece_place(self._cls, self._cluster.places, source_id, slot)
 
     def _pieces(
         self, session: ShardSession, groups: Sequence[_PieceRows]

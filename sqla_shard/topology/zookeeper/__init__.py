@@ -12,8 +12,8 @@ SQLAlchemy, and only ``source`` and ``store`` do it here.
 
 from __future__ import annotations
 
+from sqla_shard.topology.changes import HistoryEntry
 from sqla_shard.topology.zookeeper.publications import (
-    HistoryEntry,
     NOT_PUBLISHED,
     Publication,
     RaisedGeneration,

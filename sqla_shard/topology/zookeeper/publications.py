@@ -18,28 +18,6 @@ from sqla_shard.util.json_values import parsed_json
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
 
-__all__ = [
-    "FLEET",
-    "HISTORY",
-    "LOCK",
-    "MAX_BYTES",
-    "NOTE",
-    "NOT_PUBLISHED",
-    "OPERATION",
-    "OPERATIONS",
-    "TOPOLOGY",
-    "FormerState",
-    "HistoryEntry",
-    "Publication",
-    "PublishedTopologies",
-    "RaisedGeneration",
-    "faults",
-    "node_of",
-    "note_of",
-    "pending_names",
-    "raises",
-]
-
 
 MAX_BYTES = 500_000
 """Maximum size of a topology document.
