@@ -25,7 +25,7 @@ from sqla_shard.cli.output import (
 
 if TYPE_CHECKING:
     from sqla_shard.topology import Keyspace, Server, Topology
-    from sqla_shard.topology.changes import HistoryEntry
+    from sqla_shard.topology.history import HistoryEntry
     from sqla_shard.topology.zookeeper.publications import Publication
     from sqla_shard.topology.zookeeper.publisher import Publisher
 
@@ -239,7 +239,7 @@ def _checked_note(
 ) -> str | None:
     if value is None:
         return None
-    from sqla_shard.topology.changes import LONGEST_NOTE
+    from sqla_shard.topology.history import LONGEST_NOTE
 
     if len(value) > LONGEST_NOTE:
         raise click.BadParameter(
@@ -493,7 +493,7 @@ def _publish(
 
     :param method: returns a method of the publisher, bound to its topology.
     """
-    from sqla_shard.topology.changes import current_author, PublicationNote
+    from sqla_shard.topology.history import current_author, PublicationNote
     from sqla_shard.topology.zookeeper.publications import NOT_PUBLISHED
     from sqla_shard.topology.zookeeper.publisher import Publisher
 

@@ -41,14 +41,14 @@ from sqla_shard.exc import (
     TopologyUnavailableError,
 )
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS, FileSource, to_json, Topology
-from sqla_shard.topology.changes import (
-    check_next,
+from sqla_shard.topology.changes import check_next
+from sqla_shard.topology.generations import with_raised_generations
+from sqla_shard.topology.history import (
     current_author,
     HistoryEntry,
     LONGEST_NOTE,
     PublicationNote,
 )
-from sqla_shard.topology.generations import with_raised_generations
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import JsonObject, parsed_json
 

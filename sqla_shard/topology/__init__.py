@@ -10,6 +10,7 @@ except that :class:`FileSource` reads its file.
 ``source``       TOML and JSON, and files
 ``generations``  the generations of servers, for caches
 ``changes``      differences between two topologies, and those not admitted
+``history``      who has published a topology, and why
 ``follow``       followers, snapshots and polling
 ``zookeeper``    topologies in ZooKeeper
 """

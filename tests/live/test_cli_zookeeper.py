@@ -21,7 +21,7 @@ from sqla_shard.cli import completion
 from sqla_shard.cli.program import program
 from sqla_shard.testing import sqlite_topology, ZooKeeperServer
 from sqla_shard.topology import to_json
-from sqla_shard.topology.changes import PublicationNote
+from sqla_shard.topology.history import PublicationNote
 from sqla_shard.topology.zookeeper.publisher import Publisher
 from tests.models.sqlite_files import with_files
 from tests.servers.command_line import COMMAND, environment, invoke, run, write

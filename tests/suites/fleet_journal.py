@@ -33,8 +33,8 @@ from sqla_shard.fleet.journal import FleetJournal, Record
 from sqla_shard.fleet.operation import StepEvent
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import to_json, Topology
-from sqla_shard.topology.changes import current_author
 from sqla_shard.topology.follow import is_zookeeper
+from sqla_shard.topology.history import current_author
 from sqla_shard.topology.zookeeper import Publisher
 from tests.servers.command_line import invoke
 from tests.servers.published import publish_to

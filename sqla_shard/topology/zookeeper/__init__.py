@@ -12,7 +12,7 @@ SQLAlchemy, and only ``source`` and ``store`` do it here.
 
 from __future__ import annotations
 
-from sqla_shard.topology.changes import HistoryEntry
+from sqla_shard.topology.history import HistoryEntry
 from sqla_shard.topology.zookeeper.publications import (
     NOT_PUBLISHED,
     Publication,

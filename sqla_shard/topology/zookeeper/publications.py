@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from sqla_shard.exc import Problem, TopologyError, TopologyUnavailableError
 from sqla_shard.topology import read_document, redact, Topology, TopologyDiff
-from sqla_shard.topology.changes import HistoryEntry, PublicationNote
 from sqla_shard.topology.generations import numbers
+from sqla_shard.topology.history import HistoryEntry, PublicationNote
 from sqla_shard.util.json_values import parsed_json
 
 if TYPE_CHECKING:

@@ -36,13 +36,14 @@ from sqla_shard.exc import (
     TopologyUnavailableError,
 )
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS, diff, to_json, Topology
-from sqla_shard.topology.changes import check_next, PublicationNote
+from sqla_shard.topology.changes import check_next
 from sqla_shard.topology.follow.locations import is_zookeeper, zookeeper_options
 from sqla_shard.topology.generations import (
     inherited,
     with_raised_generations,
     without_generations,
 )
+from sqla_shard.topology.history import PublicationNote
 from sqla_shard.topology.zookeeper.publications import (
     faults,
     FLEET,
