@@ -153,7 +153,8 @@ and one warning::
     └── UniquePerShardWarning           a constraint that shards can break
 
 ``base``         the base classes, and values in messages
-``definitions``  ids, classes, topologies, objects, caches and lists
+``definitions``  ids, classes, objects, caches and lists
+``topologies``   topologies: documents, names in them, publications
 ``statements``   statements, scatters, transactions and operations
 ``operations``   servers, moved shards and schema changes
 ``blobs``        compressed blobs and dictionaries
@@ -169,6 +170,7 @@ from sqla_shard.exc.definitions import *  # noqa: F403
 from sqla_shard.exc.operations import *  # noqa: F403
 from sqla_shard.exc.statements import *  # noqa: F403
 from sqla_shard.exc.systems import *  # noqa: F403
+from sqla_shard.exc.topologies import *  # noqa: F403
 
 # The classes of these modules, without the helpers that they import.
 __all__ = ["ShardError"]

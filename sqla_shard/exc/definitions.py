@@ -1,24 +1,15 @@
-"""Errors of ids, classes, topologies, objects, caches, lists and lookups."""
+"""Errors of ids, classes, objects, caches, lists and lookups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, InitVar
+from dataclasses import InitVar
 from datetime import datetime
 
 from sqlalchemy.exc import SAWarning
 from sqlalchemy.orm.exc import StaleDataError as _OrmStaleDataError
 
-from sqla_shard.exc.base import (
-    bullets,
-    cut,
-    MessageError,
-    ShardError,
-    shortened_list,
-    shown,
-)
+from sqla_shard.exc.base import cut, MessageError, ShardError, shortened_list, shown
 from sqla_shard.util import masking
-from sqla_shard.util.masking import redact
 
 
 class InvalidIdError(MessageError, ValueError):
@@ -158,93 +149,6 @@ class UniquePerShardWarning(SAWarning):
     ``info={"unique_per_shard": True}`` of the column, the constraint or the
     index says that this is intended.
     """
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem of a topology, and its place.
-
-    :ivar place: path into the document, such as
-        ``keyspaces.objects.servers[1].shards``.
-    :ivar message: the problem, with the value and the remedy.
-    """
-
-    place: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.message}"
-
-
-class TopologyError(ShardError):
-    """Raised when a topology is not valid; it lists every problem.
-
-    :ivar source: where the topology came from, such as a file name.
-    :ivar problems: all problems, in the order of the document.
-    """
-
-    source: str
-    problems: tuple[Problem, ...]
-
-    def __init__(self, problems: Iterable[Problem], *, source: str) -> None:
-        super().__init__(problems=problems, source=redact(source))
-
-    def _describe(self) -> str:
-        count = len(self.problems)
-        return (
-            f"{self.source}: {count} problem{'' if count == 1 else 's'}"
-            f"{bullets(self.problems)}"
-        )
-
-
-class UnknownKeyspaceError(MessageError):
-    """Raised when a keyspace is not, or not uniquely, in the topology.
-
-    :ivar keyspace: the name; None if not given.
-    :ivar known: the names that could be used instead.
-    """
-
-    keyspace: str | None
-    known: tuple[str, ...]
-
-
-class UnknownServerError(ShardError):
-    """Raised when the topology has no server of a name.
-
-    :ivar server: the name.
-    :ivar known: the names of the servers of the topology.
-    """
-
-    server: str
-    known: tuple[str, ...]
-
-    def _describe(self) -> str:
-        return (
-            f"there is no server {self.server!r} in the topology; it has "
-            f"{', '.join(self.known)}"
-        )
-
-
-class UnknownShardError(ShardError):
-    """Raised when a virtual shard is not open in the topology.
-
-    :ivar shard_id: the shard.
-    :ivar keyspace: the keyspace.
-    :ivar opened: number of open shards of the keyspace; ids run from 0 to
-        ``opened - 1``.
-    """
-
-    shard_id: int
-    keyspace: str
-    opened: int
-
-    def _describe(self) -> str:
-        return (
-            f"shard {self.shard_id} is not open in keyspace "
-            f"{self.keyspace!r}, whose shards run from 0 to "
-            f"{self.opened - 1}. Either the id belongs to another cluster, "
-            "or this process has an older topology"
-        )
 
 
 # -- Objects that cannot be written.

@@ -1,4 +1,4 @@
-"""Errors of servers, moved shards, topologies in use and schema changes."""
+"""Errors of servers, moved shards and schema changes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from sqla_shard.exc.base import (
     ShardError,
     shortened_list,
 )
-from sqla_shard.exc.definitions import Problem
-from sqla_shard.util.masking import redact
+from sqla_shard.exc.topologies import Problem
 
 # The reader may be about to create empty tables in the place of a shard
 # whose objects are on another server: the way to find out changes nothing.
@@ -145,119 +144,6 @@ class KeyUsedError(ShardError):
 
 
 # -- Topology sources and publishing.
-
-
-class TopologyUnavailableError(ShardError):
-    """Raised when a topology source cannot be read, or has no topology.
-
-    :ivar source: the source; passwords are masked.
-    :ivar reason: why the source could not be read.
-    """
-
-    source: str
-    reason: str
-    _text = "{source}: no topology: {reason}"
-
-    def __init__(self, *, source: str, reason: str) -> None:
-        super().__init__(source=redact(source), reason=reason)
-
-
-class StaleTopologyError(ShardError):
-    """Raised when a topology is not newer than the one in use.
-
-    :ivar source: where it came from.
-    :ivar epoch: its epoch.
-    :ivar current: the epoch in use.
-    :ivar resets: number of resets of epochs; 0 if the one in use is not newer
-        because of a reset.
-    """
-
-    source: str
-    epoch: int
-    current: int
-    resets: int = 0
-
-    def _describe(self) -> str:
-        found = (
-            f"has epoch {self.epoch} too, but different contents"
-            if self.epoch == self.current
-            else f"has epoch {self.epoch}, which is older"
-        )
-        remedy = f"an epoch above {self.current}"
-        if self.resets:
-            found = f"has epoch {self.epoch} from before the epochs were reset"
-            remedy = f"resets = {self.resets} and {remedy}"
-        return (
-            f"{self.source}: the topology {found}; epoch {self.current} "
-            f"stays in use. Publish it with {remedy}"
-        )
-
-
-class TopologyRefusedError(ShardError):
-    """Raised when a topology would lose shards or data of the one in use.
-
-    :ivar source: where it came from.
-    :ivar epoch: its epoch.
-    :ivar current: the epoch in use; None if there is none.
-    :ivar problems: each change that is refused.
-    """
-
-    source: str
-    epoch: int
-    current: int | None
-    problems: tuple[Problem, ...] = field(kw_only=False)
-
-    def _describe(self) -> str:
-        what = (
-            "be published"
-            if self.current is None
-            else f"follow that of epoch {self.current}"
-        )
-        return (
-            f"{self.source}: the topology of epoch {self.epoch} cannot {what}"
-            f"{bullets(self.problems)}"
-        )
-
-
-class TopologyConflictError(ShardError):
-    """Raised when another process has published in the meantime.
-
-    :ivar source: the source of the topologies.
-    :ivar expected: the epoch that was to be replaced; None if none was
-        published.
-    :ivar found: the published epoch; None if it is unknown.
-    """
-
-    source: str
-    expected: int | None
-    found: int | None
-
-    def _describe(self) -> str:
-        was, now = "no topology", "another topology"
-        if self.expected is not None:
-            was = f"epoch {self.expected}"
-        if self.found is not None:
-            now = f"epoch {self.found}"
-        return (
-            f"{self.source}: {was} was to be replaced, but {now} has been "
-            "published meanwhile; nothing was written. Review it, and "
-            "publish again"
-        )
-
-
-class ServerRetiredError(ShardError):
-    """Raised when a session needs a server that has left the topology.
-
-    Its transaction began before that; repeated, it uses the new topology.
-
-    :ivar server: its name in the topology, or its names.
-    """
-
-    server: str
-    _text = (
-        "server {server} has left the topology since this transaction "
-        "began; roll back and repeat it, as Cluster.run() does"
-    )
 
 
 # -- Schema commands.

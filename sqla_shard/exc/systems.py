@@ -13,7 +13,7 @@ from sqla_shard.exc.base import (
     ShardError,
     shortened_list,
 )
-from sqla_shard.exc.definitions import Problem
+from sqla_shard.exc.topologies import Problem
 
 
 class JobError(ShardError):
