@@ -392,6 +392,16 @@ class AsyncShardSession(AsyncSession):
         # faster.
         return await greenlet_spawn(self.sync_session.get, entity, ident, **kwargs)
 
+    if TYPE_CHECKING:
+
+        async def run_sync(  # type: ignore[override]  # fn takes our session
+            self,
+            fn: Callable[Concatenate[ShardSession, P], T],
+            *arg: P.args,
+            **kw: P.kwargs,
+        ) -> T:
+            """Await ``fn(sync_session, *arg, **kw)``."""
+
     get_many = _awaited(ShardSession.get_many)
     scatter_page = _awaited(ShardSession.scatter_page)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import examples.conduit.__main__ as conduit
 from examples import colocation, ordering, starlette_app, transfers
 from sqla_shard import Cluster
 
@@ -17,7 +18,12 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture
 def cluster(fleet: Any) -> Iterator[Cluster]:
-    document = fleet.topology_mapping(database="db_examples{shard:05d}", shards=16)
+    document = fleet.topology_mapping(
+        database="db_examples{shard:05d}",
+        shards=16,
+        lookup=8,
+        lookup_database="lookup_examples{shard:05d}",
+    )
     fleet.drop_databases(document)
     with Cluster.from_topology(document) as cluster:
         yield cluster
@@ -29,5 +35,6 @@ def test_example(cluster: Cluster, example: ModuleType) -> None:
     example.show(cluster)
 
 
-def test_asynchronous_example(cluster: Cluster) -> None:
-    asyncio.run(starlette_app.show(cluster))
+@pytest.mark.parametrize("example", [starlette_app, conduit])
+def test_asynchronous_example(cluster: Cluster, example: ModuleType) -> None:
+    asyncio.run(example.show(cluster))

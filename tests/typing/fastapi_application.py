@@ -9,7 +9,14 @@ from pydantic import BaseModel
 from sqlalchemy import select
 from sqlalchemy.orm import DeclarativeBase, Mapped
 
-from sqla_shard import AsyncShardSession, blob_field, Cluster, ObjectMixin, Page
+from sqla_shard import (
+    AsyncShardSession,
+    blob_field,
+    Cluster,
+    ObjectMixin,
+    Page,
+    ShardSession,
+)
 from sqla_shard.ext.fastapi import (
     add_cluster,
     cluster_of,
@@ -68,6 +75,15 @@ async def rename(user_id: UserId, name: str, cluster: ClusterDep) -> str:
 async def save(session: AsyncShardSession, user_id: int, name: str) -> str:
     (await session.get_one(User, user_id)).name = name
     return name
+
+
+def title(session: ShardSession, user_id: int) -> str:
+    return session.get_one(User, user_id).name
+
+
+@app.get("/names/{user_id}")
+async def name_of(user_id: UserId, session: SessionDep) -> str:
+    return assert_type(await session.run_sync(title, user_id), str)
 
 
 assert_type(cluster_of(app), Cluster)

@@ -1,0 +1,119 @@
+"""What the service reads and sends, and what OpenAPI says about it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from examples.conduit.models import Comment
+from sqla_shard.ext.fastapi import IdOf
+
+
+class Schema(BaseModel):
+    """Has the names of JavaScript in JSON."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+Text = Annotated[str, Field(min_length=1)]
+Key = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class Login(Schema):
+    """Who signs in."""
+
+    email: Key
+    password: Text
+
+
+class NewUser(Login):
+    """Who signs up."""
+
+    username: Key
+
+
+class UserChanges(Schema):
+    """What a user changes; None is left as it is."""
+
+    email: Key | None = None
+    username: Key | None = None
+    password: Text | None = None
+    bio: str | None = None
+    image: str | None = None
+
+
+class Profile(Schema):
+    """What others see of a user."""
+
+    username: str
+    bio: str | None
+    image: str | None
+    following: bool
+
+
+class Account(Schema):
+    """What a user sees of itself."""
+
+    email: str
+    token: str
+    username: str
+    bio: str | None
+    image: str | None
+
+
+class NewArticle(Schema):
+    """An article of the editor."""
+
+    title: Text
+    description: Text
+    body: Text
+    tag_list: list[Key] = []
+
+
+class ArticleChanges(Schema):
+    """What an author changes; None is left as it is."""
+
+    title: Text | None = None
+    description: Text | None = None
+    body: Text | None = None
+
+
+class ShownArticle(Schema):
+    """An article, as the reader sees it."""
+
+    slug: str
+    title: str
+    description: str
+    body: str
+    tag_list: list[str]
+    created_at: datetime
+    updated_at: datetime
+    favorited: bool
+    favorites_count: int
+    author: Profile
+
+
+class NewComment(Schema):
+    """A comment of a reader."""
+
+    body: Text
+
+
+class ShownComment(Schema):
+    """A comment, as the reader sees it."""
+
+    id: Annotated[int, IdOf(Comment)]
+    body: str
+    created_at: datetime
+    updated_at: datetime
+    author: Profile
+
+
+class Articles(Schema):
+    """A list of articles, and how many there are."""
+
+    articles: list[ShownArticle]
+    articles_count: int
