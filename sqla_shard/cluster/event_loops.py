@@ -394,7 +394,7 @@ class AsyncShardSession(AsyncSession):
 
     if TYPE_CHECKING:
 
-        async def run_sync(  # type: ignore[override]  # fn takes our session
+        async def run_sync(
             self,
             fn: Callable[Concatenate[ShardSession, P], T],
             *arg: P.args,
