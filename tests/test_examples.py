@@ -87,7 +87,6 @@ def counts(data: Path) -> Counter[str]:
         ("adopting", ["40 customers copied", "KeyspaceMismatchError"]),
         ("transfers", ["It has left 'examples.give_points'", "nothing is done"]),
         ("starlette_app", ["30 pins were saved at once", "No connection"]),
-        ("conduit", ["no address is taken twice", "deleted is in no list"]),
     ],
 )
 def test_small_examples(tmp_path: Path, name: str, said: list[str]) -> None:

@@ -39,7 +39,8 @@ async def show(cluster: Cluster) -> None:
             user["username"] = name
             found = await ask("POST", "/users", 201, user=user)
             tokens[name] = found["user"]["token"]
-        await ask("POST", "/users", 409, user={**user, "username": "another"})
+        taken = await ask("POST", "/users", 409, user={**user, "username": "another"})
+        assert taken == {"errors": {"body": ["Conflict"]}}
         assert await ask("POST", "/users/login", user=user) == found
         await ask("POST", "/users/login", 401, user={**user, "password": "y"})
         await ask("GET", "/user", 401)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
@@ -64,26 +62,6 @@ def opened(app):
 
 
 # -- the lifespan -------------------------------------------------------------
-
-
-def test_needs_fastapi_alone():
-    program = (
-        "import sys\n"
-        "sys.modules['flask'] = sys.modules['werkzeug'] = None\n"
-        "import sqla_shard.ext.fastapi\n"
-        "del sys.modules['sqla_shard.ext.fastapi']\n"
-        "sys.modules['fastapi'] = None\n"
-        "from sqla_shard.exc import MissingExtraError\n"
-        "try:\n"
-        "    import sqla_shard.ext.fastapi\n"
-        "except MissingExtraError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("FastAPI cannot be imported")
-    assert "pip install 'sqla-shard[fastapi]'" in done.stdout
 
 
 def test_opens_and_closes_with_the_application(document):

@@ -407,3 +407,23 @@ def test_without_flask_the_extra_is_named():
     assert done.stdout.startswith("Flask flask Flask cannot be imported")
     assert "pip install 'sqla-shard[flask]'" in done.stdout
     assert issubclass(MissingExtraError, ImportError)
+
+
+def test_fastapi_needs_no_flask_and_the_extra_is_named():
+    program = (
+        "import sys\n"
+        "sys.modules['flask'] = sys.modules['werkzeug'] = None\n"
+        "import sqla_shard.ext.fastapi\n"
+        "del sys.modules['sqla_shard.ext.fastapi']\n"
+        "sys.modules['fastapi'] = None\n"
+        "from sqla_shard.exc import MissingExtraError\n"
+        "try:\n"
+        "    import sqla_shard.ext.fastapi\n"
+        "except MissingExtraError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("FastAPI cannot be imported")
+    assert "pip install 'sqla-shard[fastapi]'" in done.stdout
