@@ -1,4 +1,4 @@
-"""What the service reads and sends, and what OpenAPI says about it."""
+"""Schemas of what the service reads and sends."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Key = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class Login(Schema):
-    """Who signs in."""
+    """A sign-in."""
 
     email: Key
     password: Text
 
 
 class NewUser(Login):
-    """Who signs up."""
+    """A sign-up."""
 
     username: Key
 
 
 class UserChanges(Schema):
-    """What a user changes; None is left as it is."""
+    """Changes of a user; None is left as it is."""
 
     email: Key | None = None
     username: Key | None = None
@@ -46,7 +46,7 @@ class UserChanges(Schema):
 
 
 class Profile(Schema):
-    """What others see of a user."""
+    """The part of a user that others see."""
 
     username: str
     bio: str | None
@@ -55,7 +55,7 @@ class Profile(Schema):
 
 
 class Account(Schema):
-    """What a user sees of itself."""
+    """The part of a user that the user sees."""
 
     email: str
     token: str
@@ -74,7 +74,7 @@ class NewArticle(Schema):
 
 
 class ArticleChanges(Schema):
-    """What an author changes; None is left as it is."""
+    """Changes of an article; None is left as it is."""
 
     title: Text | None = None
     description: Text | None = None
