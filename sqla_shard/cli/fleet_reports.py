@@ -8,7 +8,6 @@ import sys
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
@@ -35,6 +34,8 @@ from sqla_shard.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqla_shard.fleet.differences import Difference
     from sqla_shard.fleet.fleet import Fleet
 
@@ -248,6 +249,12 @@ def capacity_command(
     help="Differences in the JSON document, and rows to compare again; "
     "otherwise all differences are printed.",
 )
+@click.option(
+    "--limit",
+    metavar="S",
+    type=FiniteRange(least=1),
+    help="Seconds after which it ends, and prints which shards are left.",
+)
 @click.option("--values", is_flag=True, help="Print the values of rows that differ.")
 @click.option("--no-counters", is_flag=True, help="Do not compare AUTO_INCREMENT.")
 @data_option
@@ -264,6 +271,7 @@ def verify_command(
     rate: float | None,
     seconds: float,
     most: int,
+    limit: float | None,
     values: bool,
     no_counters: bool,
     as_data: bool,
@@ -299,7 +307,8 @@ def verify_command(
         values=values,
         counters=not no_counters,
         on_difference=None if as_data else partial(_show_difference, name),
-        on_progress=ProgressLines(partial(_line, monotonic())),
+        limit=limit,
+        on_progress=ProgressLines(str),
     )
     try:
         with terminable():
@@ -323,6 +332,8 @@ def verify_command(
         print_data(report)
     else:
         echo(report.summary())
+        if report.late:
+            echo(_left(fleet, server, report.late))
     end(is_good=not report.found, is_read=not report.unread)
 
 
@@ -345,13 +356,25 @@ def _databases_of(fleet: Fleet, server: str, shards: str) -> list[str]:
     return found
 
 
+def _left(fleet: Fleet, server: str, late: Sequence[str]) -> str:
+    """Return how to compare what there was no time for."""
+    from sqla_shard.fleet.fleet import shard_of
+    from sqla_shard.topology.keyspaces import as_ranges
+
+    topology = fleet.topology()
+    places = [shard_of(topology, name) for name in late]
+    shards = sorted({place[1] for place in places if place is not None})
+    rest = f"--shards {as_ranges(shards, len(shards))}"
+    if None in places:
+        rest = f"--databases {','.join(late)}"
+    return (
+        f"{len(late):,} databases are left; compare them with: "
+        f"sqla-shard fleet verify {server} {rest}"
+    )
+
+
 def _show_difference(second: str, difference: Difference) -> None:
     echo(difference.described(second))
-
-
-def _line(began: float, rows: int) -> str:
-    speed = rows / (monotonic() - began)
-    return f"{rows:,} rows compared, {speed:,.0f} rows/s"
 
 
 @click.command(

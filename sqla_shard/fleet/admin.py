@@ -38,6 +38,8 @@ _PARTS = (
 )
 #: Seconds until sessions that were killed have ended.
 _KILL_SECONDS = 10.0
+#: Statements in one round trip.
+_TOGETHER = 256
 #: How often a lock of all tables is tried.
 _MAX_TRIES = 5
 _NO_SUCH_THREAD = 1094
@@ -47,6 +49,13 @@ _LONG_STATEMENTS = (
     " WHERE command = 'Query' AND time > %s AND id <> CONNECTION_ID()"
     " AND user <> 'system user' ORDER BY time DESC"
 )
+_ESTIMATES = (
+    "SELECT database_name, table_name, n_rows,"
+    " (clustered_index_size + sum_of_other_index_sizes) * @@innodb_page_size"
+    " FROM mysql.innodb_table_stats"
+)
+#: Between the name of a table and that of its partition, of MariaDB and MySQL.
+_PARTITION = re.compile("#P#", re.IGNORECASE)
 _GONE = 2006
 #: The connection for TLS failed.
 _TLS = 2026
@@ -238,7 +247,7 @@ class Admin:
             return [tuple(row) for row in found.fetchall()]
 
     def each(self, statements: Iterable[str]) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield the rows of each statement; all are sent at once.
+        """Yield the rows of each statement; one round trip has many of them.
 
         :param statements: see :meth:`run`; without parameters.
         :raises FleetServerError: after the rows of the statements before the one
@@ -246,12 +255,19 @@ class Admin:
         """
         batch = self._backend.ddl.batch(self._connection)
         assert batch is not None  # noqa: S101 - of PyMySQL
+        left = [(sql, ()) for sql in statements]
         with self._translated():
             try:
-                for _, rows in batch.send([(sql, ()) for sql in statements]):
-                    yield list(rows)
+                for start in range(0, len(left), _TOGETHER):
+                    for _, rows in batch.send(left[start : start + _TOGETHER]):
+                        yield list(rows)
             finally:
                 batch.end()
+
+    def run_each(self, statements: Iterable[str]) -> None:
+        """Run statements; see :meth:`each`."""
+        for _ in self.each(statements):
+            pass
 
     def mappings(self, sql: str, *parameters: object) -> list[dict[str, Any]]:
         """Return all rows as dictionaries by column; see :meth:`run`."""
@@ -287,6 +303,22 @@ class Admin:
         """
         with self._translated():
             return self._backend.catalogue.digests(self._connection, databases)
+
+    def estimates(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Return rows and bytes of tables, by database and name.
+
+        InnoDB has them in a table: from ``information_schema`` the server would
+        open every table to read them, 0.1 ms of its time for each.  They are
+        those of the last time that a tenth of the rows had changed.
+
+        :returns: without the tables that have no estimates there.
+        """
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for database, name, rows, size in self.rows(_ESTIMATES):
+            table = database, _PARTITION.split(name)[0]
+            before = found.get(table, (0, 0))
+            found[table] = before[0] + int(rows), before[1] + int(size)
+        return found
 
     def databases(self) -> list[str]:
         """Return the names of all databases, sorted."""

@@ -32,7 +32,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -245,9 +245,9 @@ class _Job:
         if self.source == "standby" and pair.standby is None:
             return ServerPlan(server=pair.name, source=None, databases=sizes)
         with self._connect() as admin:
-            for table in replication_of(admin).table_sizes():
-                if table.database in sizes:
-                    sizes[table.database] += table.bytes
+            for (database, _), (_, size) in admin.estimates().items():
+                if database in sizes:
+                    sizes[database] += size
             return ServerPlan(server=pair.name, source=str(admin), databases=sizes)
 
     def _role(self, admin: Admin) -> list[Problem]:
@@ -291,15 +291,15 @@ class _Job:
             if name not in existing
         ]
         problems += not_tables(admin, names)
-        for table in tables_of(admin, names).values():
-            if _FOREIGN.search(table.sql):
-                problems.append(
-                    Problem(
-                        table.path,
-                        "it has a foreign key to another database, which a "
-                        "restored database would have, too; drop the key",
-                    )
-                )
+        # Reading the definitions of all tables takes longer than the rest.
+        foreign = "innodb_sys_foreign" if admin.is_mariadb else "innodb_foreign"
+        if admin.value(
+            "SELECT COUNT(*)"  # noqa: S608 - one of two names
+            f" FROM information_schema.{foreign}"
+            " WHERE SUBSTRING_INDEX(for_name, '/', 1)"
+            " <> SUBSTRING_INDEX(ref_name, '/', 1)"
+        ):
+            problems += _foreign_keys(tables_of(admin, names).values())
         return problems
 
     def run(self) -> Backup:
@@ -457,6 +457,18 @@ class _Job:
         return BackupFailedError(
             server=f"{self.part.pair.name} {self.source}", reason=reason
         )
+
+
+def _foreign_keys(tables: Iterable[ServerTable]) -> list[Problem]:
+    return [
+        Problem(
+            table.path,
+            "it has a foreign key to another database, which a "
+            "restored database would have, too; drop the key",
+        )
+        for table in tables
+        if _FOREIGN.search(table.sql)
+    ]
 
 
 def _behind(

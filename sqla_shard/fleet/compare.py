@@ -85,6 +85,37 @@ _Sum = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompareProgress:
+    """Progress of a comparison, which reads definitions first, then rows.
+
+    :ivar databases: databases of which the definitions are compared.
+    :ivar all_databases: databases to compare.
+    :ivar tables: tables of which all rows are compared.
+    :ivar all_tables: tables to compare; 0 as long as definitions are read.
+    :ivar rows: rows compared.
+    :ivar seconds: time since the start.
+    """
+
+    databases: int
+    all_databases: int
+    tables: int
+    all_tables: int
+    rows: int
+    seconds: float
+
+    def __str__(self) -> str:
+        if not self.all_tables:
+            return (
+                f"definitions of {self.databases:,} of {self.all_databases:,} "
+                f"databases compared, {self.seconds:.0f} s"
+            )
+        return (
+            f"{self.rows:,} rows compared, {self.tables:,} of "
+            f"{self.all_tables:,} tables, {self.seconds:.0f} s"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareOptions:
     """Options of a comparison of two servers.
 
@@ -102,8 +133,7 @@ class CompareOptions:
         limit.
     :ivar on_difference: is called for every difference, also for those beyond
         ``most``, from one thread at a time.
-    :ivar on_progress: is called with the number of rows so far, about once a
-        second.
+    :ivar on_progress: is called about once a second.
     """
 
     threads: int = 2
@@ -117,7 +147,7 @@ class CompareOptions:
     patience: float = 60.0
     limit: float | None = None
     on_difference: Callable[[Difference], object] | None = None
-    on_progress: Callable[[int], object] | None = None
+    on_progress: Callable[[CompareProgress], object] | None = None
 
 
 def verify_data(
@@ -328,7 +358,8 @@ class _Comparison:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._next = self._reported = time.monotonic()
+        self._next = self._reported = self._began = time.monotonic()
+        self._databases = self._all_databases = self._tables = self._all_tables = 0
         self._points: list[str] = []
         self._locked = 0.0
         self._stopped = 0.0
@@ -336,15 +367,16 @@ class _Comparison:
 
     def run(self, databases: Iterable[str]) -> DataReport:
         """Compare definitions, then rows, then the differences again."""
-        began = time.monotonic()
+        names = sorted(set(databases))
+        self._all_databases = len(names)
         limit = self.options.limit
         half = float("inf")
         if limit is not None:
-            self._end = began + limit
+            self._end = self._began + limit
             # The rows of what was read need time, too.
-            half = began + limit / 2
+            half = self._began + limit / 2
         with self.first() as one, self.second() as two:
-            names = str(one), str(two)
+            servers = str(one), str(two)
 
             def settle() -> None:
                 """Wait until the standby has the primary's position."""
@@ -357,10 +389,11 @@ class _Comparison:
             catalogue = compare_catalogues(
                 one,
                 two,
-                databases,
+                names,
                 settle=settle,
                 counters=self.options.counters,
                 until=half,
+                on_read=self._count_databases,
             )
         self.unread += catalogue.unread
         for difference in catalogue.differences:
@@ -376,35 +409,38 @@ class _Comparison:
             )
             for database, table, columns in catalogue.tables
         )
+        self._all_tables = len(self.queue)
         while self.queue and time.monotonic() < self._end:
             self._round()
+        late = [
+            *((name, "") for name in catalogue.late),
+            *((unit.database, unit.table) for unit in self.queue),
+        ]
         self.unread += (
             UnreadPlace(
                 database=database,
                 table=table,
                 reason=f"the limit of {limit:g} s was reached",
             )
-            for database, table in (
-                *((name, "") for name in catalogue.late),
-                *((unit.database, unit.table) for unit in self.queue),
-            )
+            for database, table in late
         )
         self._again()
         return DataReport(
-            first=names[0],
-            second=names[1],
+            first=servers[0],
+            second=servers[1],
             replicates=self.replicates,
             points=tuple(self._points),
             databases=catalogue.databases,
             tables=len(catalogue.tables),
             rows=self.rows,
-            seconds=time.monotonic() - began,
+            seconds=time.monotonic() - self._began,
             locked=self._locked,
             stopped=self._stopped,
             found=self.found,
             differences=tuple(one.difference for one in self.listed),
             settled=self.settled,
             unread=tuple(self.unread),
+            late=tuple(sorted({database for database, _ in late})),
         )
 
     def _patience(self) -> float:
@@ -513,7 +549,7 @@ class _Comparison:
             if count > most or other != mine:
                 left.append(unit)
             else:
-                self._count(count)
+                self._count(count, ends=True)
         return left
 
     def _failed(self, unit: _Unit, error: FleetServerError) -> None:
@@ -542,7 +578,7 @@ class _Comparison:
             one, two = pair.sums(unit.columns.chunk(unit.low, high))
             taken = time.monotonic() - began
             self._drill(unit, pair, (unit.low, high), one, two)
-            self._count(one[0])
+            self._count(one[0], ends=high is None)
             if high is None:
                 return True
             unit.low = high
@@ -641,7 +677,7 @@ class _Comparison:
             {row[0]: row[1:] for row in side}
             for side in pair.rows(unit.columns.buckets())
         )
-        self._count(sum(count for count, _ in first.values()))
+        self._count(sum(count for count, _ in first.values()), ends=True)
         for number in sorted(first.keys() | second.keys()):
             if first.get(number) == second.get(number):
                 continue
@@ -717,15 +753,36 @@ class _Comparison:
 
     # -- pace -------------------------------------------------------------
 
-    def _count(self, rows: int) -> None:
+    def _count_databases(self, number: int) -> None:
+        self._databases += number
+        self._tell()
+
+    def _count(self, rows: int, *, ends: bool) -> None:
+        """Count rows of a table.
+
+        :param ends: whether they are the last ones.
+        """
         with self._lock:
             self.rows += rows
-            now = time.monotonic()
-            # Not for each chunk: small tables have one chunk each, and a
-            # server has thousands of them.
-            if self.options.on_progress and now >= self._reported + _PROGRESS_SECONDS:
-                self._reported = now
-                self.options.on_progress(self.rows)
+            self._tables += ends
+            self._tell()
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        # Not for each chunk: small tables have one chunk each, and a server has
+        # thousands of them.
+        if self.options.on_progress and now >= self._reported + _PROGRESS_SECONDS:
+            self._reported = now
+            self.options.on_progress(
+                CompareProgress(
+                    databases=self._databases,
+                    all_databases=self._all_databases,
+                    tables=self._tables,
+                    all_tables=self._all_tables,
+                    rows=self.rows,
+                    seconds=now - self._began,
+                )
+            )
 
     def _wait(self, rows: int) -> None:
         """Wait for the turn of some rows, if the rate is limited."""
@@ -826,12 +883,12 @@ class CutoverContents:
     def _compare(self, point: CommonPoint | None) -> DataReport:
         last = time.monotonic()
 
-        def progress(rows: int) -> None:
-            """Report the number of rows, every few seconds."""
+        def progress(event: CompareProgress) -> None:
+            """Report the progress, every few seconds."""
             nonlocal last
             if time.monotonic() > last + _REPORT_SECONDS:
                 last = time.monotonic()
-                self._operation.report(f"{rows:,} rows compared")
+                self._operation.report(str(event))
 
         return compare_servers(
             *self._servers,

@@ -361,8 +361,10 @@ class DeadFailover(Promotion):
 
     def _raise(self, tables: Sequence[tuple[str, int]]) -> None:
         with self.new.admin.another() as admin, admin.unlogged():
-            for name, number in tables:
-                admin.run(f"ALTER TABLE {name} AUTO_INCREMENT = {number}")
+            admin.run_each(
+                f"ALTER TABLE {name} AUTO_INCREMENT = {number}"
+                for name, number in tables
+            )
 
     def _raise_clocks(self) -> None:
         """Raise the clocks of ids that begin with the time.
@@ -386,13 +388,12 @@ class DeadFailover(Promotion):
         # One transaction: each COMMIT waits for the disk, while nobody can
         # write.
         admin.run("START TRANSACTION")
-        for (database,) in there:
-            if database in wanted:
-                admin.run(
-                    f"UPDATE {marked(database)}.{CLOCKS.name}"  # noqa: S608
-                    " SET last_id = last_id + %s",
-                    _IDS,
-                )
+        admin.run_each(
+            f"UPDATE {marked(database)}.{CLOCKS.name}"  # noqa: S608
+            f" SET last_id = last_id + {_IDS}"
+            for (database,) in there
+            if database in wanted
+        )
         admin.run("COMMIT")
 
     def _do_open(self) -> None:

@@ -14,20 +14,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal
 
-from sqla_shard.dialects.mysql.catalogue import (
-    TABLE_TYPES,
-    without_character_sets,
-    without_counter,
-)
-from sqla_shard.exc import FleetServerError
-from sqla_shard.fleet.admin import Admin, marked
+from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
+from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.checksums import ComparedColumn, ComparedColumns, key_of
 from sqla_shard.fleet.replication import replication_of
+from sqla_shard.fleet.row_copy import definitions_of
 from sqla_shard.util.json_values import JsonObject
 
 DifferenceKind = Literal[
@@ -145,6 +141,8 @@ class DataReport(JsonObject):
     :ivar settled: number of rows of servers without replication between them
         that differed once, and were equal when compared again.
     :ivar unread: tables and databases that were not compared.
+    :ivar late: databases that were not compared, or not to their end, because the
+        time was over; their tables are in ``unread``.
     """
 
     derived = ("ok",)
@@ -163,6 +161,7 @@ class DataReport(JsonObject):
     differences: tuple[Difference, ...]
     settled: int = 0
     unread: tuple[UnreadPlace, ...] = ()
+    late: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -171,7 +170,7 @@ class DataReport(JsonObject):
 
     def summary(self) -> str:
         """Return the last lines of ``str()``, without the differences."""
-        lines = [str(one) for one in self.unread]
+        lines = [str(one) for one in self.unread if one.database not in self.late]
         speed = self.rows / self.seconds if self.seconds else 0
         lines.append(
             f"{self.rows:,} rows in {self.tables:,} tables of "
@@ -207,9 +206,8 @@ class DataReport(JsonObject):
 
 
 _MAX_TRIES = 5
-#: Databases that are read together, and tables.
+#: Databases that are read together.
 _TOGETHER = 64
-_SHOWN_TOGETHER = 256
 #: Engines whose snapshots are consistent.
 _ENGINES = ("InnoDB", "ROCKSDB")
 _MAX_SHOWN_CHARS = 120
@@ -271,20 +269,21 @@ def wait_applied(first: Admin, second: Admin, patience: float) -> None:
 def compare_catalogues(
     first: Admin,
     second: Admin,
-    databases: Iterable[str],
+    names: list[str],
     *,
     settle: Callable[[], object],
     counters: bool = True,
     until: float = math.inf,
+    on_read: Callable[[int], object] = bool,
 ) -> PairCatalogue:
     """Compare the definitions of two servers.
 
-    :param databases: names of the databases.
+    :param names: names of the databases, in the order in which they are read.
     :param settle: waits until the second server has what the first had.
     :param counters: whether to compare AUTO_INCREMENT.
     :param until: time of the monotonic clock after which no more are read.
+    :param on_read: is called with the number of databases that were read.
     """
-    names = sorted(set(databases))
     whole = PairCatalogue()
     for start in range(0, len(names), _TOGETHER):
         part = names[start : start + _TOGETHER]
@@ -296,6 +295,7 @@ def compare_catalogues(
             whole.tables += one.tables
             whole.differences += one.differences
             whole.unread += one.unread
+        on_read(len(part))
     return whole
 
 
@@ -368,7 +368,9 @@ def _read(admin: Admin, names: list[str]) -> dict[str, _DefinedDatabase]:
         ),
         *names,
     )
-    definitions = _created(admin, [(database, name) for database, name, *_ in found])
+    definitions = definitions_of(
+        admin, [(database, name) for database, name, *_ in found]
+    )
     for database, name, kind, engine, counter in found:
         definition = definitions.get((database, name))
         if definition is not None:
@@ -376,7 +378,7 @@ def _read(admin: Admin, names: list[str]) -> dict[str, _DefinedDatabase]:
                 kind=kind,
                 engine=engine,
                 counter=counter,
-                definition=definition,
+                definition=definition[0],
                 columns=tuple(columns.get((database, name), ())),
                 key=key_of(keys.get((database, name), {})),
             )
@@ -427,29 +429,6 @@ def _keys(
         is_good = part is None and nullable != "YES" and column is not None
         indexes = found.setdefault((database, table), {})
         indexes.setdefault(index, []).append((column, is_good))
-    return found
-
-
-def _created(admin: Admin, places: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return SHOW CREATE of tables and views, without those that were dropped."""
-    found: dict[tuple[str, str], str] = {}
-    while places:
-        some, done = places[:_SHOWN_TOGETHER], 0
-        try:
-            for (row,) in admin.each(
-                f"SHOW CREATE TABLE {marked(database)}.{marked(name)}"
-                for database, name in some
-            ):
-                text = without_counter(row[1])
-                found[some[done]] = (
-                    text if admin.is_mariadb else without_character_sets(text)
-                )
-                done += 1
-        except FleetServerError as error:
-            if error.number not in (1146, 1049):
-                raise
-            done += 1
-        places = places[done:]
     return found
 
 

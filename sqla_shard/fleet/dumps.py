@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from sqla_shard.fleet.admin import Admin, quoted
 from sqla_shard.fleet.files import File, HashingWriter
-from sqla_shard.fleet.row_copy import definition_of, literal, ServerTable
+from sqla_shard.fleet.row_copy import looked_at, ServerTable, texts_of
 
 #: What a session needs to load a dump.
 HEAD = (
@@ -33,7 +33,6 @@ HEAD = (
     "SET SESSION time_zone = '+00:00', sql_mode = 'NO_AUTO_VALUE_ON_ZERO'",
 )
 
-_ROWS = 500
 _STATEMENT = 256 * 1024
 _MASK = 2**64 - 1
 # A statement on more lines than one is CREATE TABLE, whose other lines end
@@ -94,14 +93,14 @@ def content_of(session: Admin, table: ServerTable) -> TableContent:
     :param session: a session with ``HEAD``.
     """
     found = _ContentSum()
-    for row in _rows(session, table):
+    for row in texts_of(session, table):
         found.add(row)
     return found.content(table, table.auto_increment)
 
 
 def write_dump(
     session: Admin,
-    tables: Iterable[ServerTable],
+    tables: Sequence[ServerTable],
     output: HashingWriter,
     *,
     comment: str,
@@ -119,13 +118,12 @@ def write_dump(
         file.write(f"-- {comment}\n".encode())
         for statement in HEAD:
             file.write(f"{statement};\n".encode())
-        for table in tables:
-            sql, counter = definition_of(session, table.database, table.name)
+        for table, sql, counter, rows in looked_at(session, tables):
             if sql != table.sql:
                 raise session.error(f"{table.path} was altered during the backup")
-            file.write(f"{sql};\n".encode())
+            file.write(f"{table.sql};\n".encode())
             total = _ContentSum()
-            for insert in _inserts(session, table, total):
+            for insert in _inserts(table, rows, total):
                 file.write(insert)
             if counter is not None:
                 # Of later than the snapshot, so never too low.
@@ -137,16 +135,15 @@ def write_dump(
     return tuple(found)
 
 
-def _inserts(session: Admin, table: ServerTable, total: _ContentSum) -> Iterator[bytes]:
+def _inserts(
+    table: ServerTable, rows: Iterable[str], total: _ContentSum
+) -> Iterator[bytes]:
     names = ", ".join(quoted(column.name) for column in table.columns)
     into = f"{quoted(table.name)} ({names})"
     head = b"INSERT INTO " + into.encode() + b" VALUES "
     batch: list[bytes] = []
     size = 0
-    # With the savepoint the lock of the table ends, for which a migration
-    # would wait, and all writes behind it.
-    session.run("SAVEPOINT tables")
-    for row in _rows(session, table):
+    for row in rows:
         total.add(row)
         # QUOTE() escapes backslashes, but not line feeds, which are in texts
         # only.
@@ -158,22 +155,6 @@ def _inserts(session: Admin, table: ServerTable, total: _ContentSum) -> Iterator
         size += len(line)
     if batch:
         yield head + b",".join(batch) + _END
-    session.run("ROLLBACK TO SAVEPOINT tables")
-
-
-def _rows(session: Admin, table: ServerTable) -> Iterator[str]:
-    values = ", ',', ".join(map(literal, table.columns))
-    for part in session.stream(
-        f"SELECT CONCAT('(', {values}, ')') FROM {table.path}",  # noqa: S608
-        _ROWS,
-    ):
-        for row in part:
-            if row is None:
-                raise session.error(
-                    f"a row of {table.path} is longer than "
-                    "max_allowed_packet as text; raise it"
-                )
-            yield row
 
 
 def read_statements(dump: File) -> Iterator[str]:

@@ -32,7 +32,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.compare import compare_servers, CompareOptions
@@ -416,7 +415,7 @@ class Replica(FleetOperation):
                 # primary ahead of that of every standby.
                 counters=False,
                 most=_MAX_SHOWN,
-                on_progress=lambda rows: self.report(f"{rows} rows compared"),
+                on_progress=lambda event: self.report(str(event)),
             ),
         )
         if report.found:
@@ -519,12 +518,8 @@ class Replica(FleetOperation):
 
 
 def _size(admin: Admin) -> str:
-    size = admin.value(
-        "SELECT SUM(data_length + index_length)"
-        " FROM information_schema.tables WHERE table_type IN %s",
-        TABLE_TYPES,
-    )
+    size = sum(size for _, size in admin.estimates().values())
     return (
-        f"about {int(size or 0) / _GIB:.2f} GiB are copied from {admin}; the "
+        f"about {size / _GIB:.2f} GiB are copied from {admin}; the "
         "free space of the target is not known here: compare it"
     )

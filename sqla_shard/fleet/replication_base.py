@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.fleet.accounts import Account, Login, logins_of
-from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.admin import Admin, SYSTEM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -600,39 +600,56 @@ class Replication(ABC):
 
         :param database: name of the only one that is read; None for all.
         """
-        only = "" if database is None else " AND table_schema = %s"
-        names = () if database is None else (database,)
+        # Not those of the system: the server would open its views.
+        name: object = sorted(SYSTEM) if database is None else database
+        only = "NOT IN %s" if database is None else "= %s"
         # Not a join: MariaDB compares each table with each column of all others.
         types = {
             (schema, table): column_type
             for schema, table, column_type in self.admin.rows(
                 "SELECT table_schema, table_name, column_type"  # noqa: S608 - the name is a parameter
                 " FROM information_schema.columns"
-                f" WHERE extra LIKE %s{only}",
+                f" WHERE extra LIKE %s AND table_schema {only}",
                 "%auto_increment%",
-                *names,
+                name,
             )
         }
-        return [
-            TableSize(
-                database=schema,
-                table=table,
-                bytes=int(size),
-                rows=int(rows),
-                next_id=int(next_id or 1) if (schema, table) in types else None,
-                id_type=types.get((schema, table), ""),
-            )
+        places = self.admin.rows(
+            "SELECT table_schema, table_name"  # noqa: S608 - likewise
+            " FROM information_schema.tables"
+            f" WHERE table_type IN %s AND table_schema {only}",
+            TABLE_TYPES,
+            name,
+        )
+        estimates = {} if database else self.admin.estimates()
+        # The server opens only tables of these names, for their counters.
+        asked = {place[1] for place in places if place in types}
+        asked |= {place[1] for place in places if place not in estimates}
+        counters = {}
+        if asked:
             for schema, table, size, rows, next_id in self.admin.rows(
                 "SELECT table_schema, table_name,"  # noqa: S608 - likewise
                 " COALESCE(data_length, 0) + COALESCE(index_length, 0),"
                 " COALESCE(table_rows, 0), auto_increment"
                 " FROM information_schema.tables"
-                " WHERE table_type IN %s AND table_schema NOT IN"
-                " ('mysql', 'sys', 'information_schema',"
-                f" 'performance_schema'){only}",
+                f" WHERE table_type IN %s AND table_name IN %s AND table_schema {only}",
                 TABLE_TYPES,
-                *names,
+                sorted(asked),
+                name,
+            ):
+                estimates[schema, table] = int(rows), int(size)
+                counters[schema, table] = int(next_id or 1)
+        return [
+            TableSize(
+                database=place[0],
+                table=place[1],
+                bytes=estimates[place][1],
+                rows=estimates[place][0],
+                next_id=counters.get(place) if place in types else None,
+                id_type=types.get(place, ""),
             )
+            for place in places
+            if place in estimates  # not dropped since
         ]
 
     def activity(self) -> dict[str, tuple[int, int]] | None:

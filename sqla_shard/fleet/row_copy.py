@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import queue
 import re
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from sqla_shard.dialects.mysql.catalogue import without_character_sets
@@ -28,6 +29,13 @@ COPY_DATABASE = "sqla_shard_copy"
 # Only the one after the columns, not a part of a comment.
 _AUTO_INCREMENT = re.compile(r"\) ENGINE=\w+( AUTO_INCREMENT=(\d+))")
 _MAX_SHOWN = 5
+_MIB = 2**20
+#: Rows that are fetched together; tables that are looked at together, and rows of
+#: those that are read then.
+_ROWS, _LOOKED_TOGETHER, _FEW = 500, 32, 100
+_SAVEPOINT, _RELEASE = "SAVEPOINT tables", "ROLLBACK TO SAVEPOINT tables"
+#: Numbers of errors of databases and tables that do not exist.
+_MISSING = (1049, 1146)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +59,8 @@ class ServerTable:
     :ivar sql: the statement that creates it, without the counter.
     :ivar auto_increment: the next value of its counter; None if unset.
     :ivar columns: columns with values of their own.
-    :ivar size: bytes of the rows, as estimated by the server.
+    :ivar size: bytes of the table, as estimated by the server; a number that no
+        table has if there is no estimate.
     """
 
     database: str
@@ -80,33 +89,37 @@ def tables_of(
     admin: Admin, databases: Iterable[str]
 ) -> dict[tuple[str, str], ServerTable]:
     """Return the tables of some databases, by database and name."""
-    wanted = set(databases)
+    names = tuple(databases)
+    if not names:
+        return {}
     columns: dict[tuple[str, str], list[StoredColumn]] = defaultdict(list)
     for database, table, name, kind, extra in admin.rows(
         "SELECT table_schema, table_name, column_name, data_type, extra"
-        " FROM information_schema.columns"
-        " ORDER BY table_schema, table_name, ordinal_position"
+        " FROM information_schema.columns WHERE table_schema IN %s"
+        " ORDER BY table_schema, table_name, ordinal_position",
+        names,
     ):
         # MySQL says DEFAULT_GENERATED of a column with a default.
         generated = "GENERATED" in extra.replace("DEFAULT_GENERATED", "")
-        if database in wanted and not generated:
+        if not generated:
             columns[database, table].append(StoredColumn(name=name, type=kind.lower()))
-    found = {}
-    for database, name, size in admin.rows(
-        "SELECT table_schema, table_name, data_length"
-        " FROM information_schema.tables WHERE table_type = 'BASE TABLE'"
-    ):
-        if database in wanted:
-            sql, counter = definition_of(admin, database, name)
-            found[database, name] = ServerTable(
-                database=database,
-                name=name,
-                sql=sql,
-                auto_increment=counter,
-                columns=tuple(columns[database, name]),
-                size=int(size or 0),
-            )
-    return found
+    places = admin.rows(
+        "SELECT table_schema, table_name FROM information_schema.tables"
+        " WHERE table_type = 'BASE TABLE' AND table_schema IN %s",
+        names,
+    )
+    sizes = admin.estimates()
+    return {
+        (database, name): ServerTable(
+            database=database,
+            name=name,
+            sql=sql,
+            auto_increment=counter,
+            columns=tuple(columns[database, name]),
+            size=sizes.get((database, name), (0, sys.maxsize))[1],
+        )
+        for (database, name), (sql, counter) in definitions_of(admin, places).items()
+    }
 
 
 def differences(
@@ -158,9 +171,38 @@ _OTHERS = {
 }
 
 
-def definition_of(admin: Admin, database: str, name: str) -> tuple[str, int | None]:
-    """Return the statement that creates a table, and its counter."""
-    ((_, sql),) = admin.rows(f"SHOW CREATE TABLE {marked(database)}.{marked(name)}")
+def definitions_of(
+    admin: Admin, places: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[str, int | None]]:
+    """Return the statement that creates each table, and its counter.
+
+    :param places: database and name of each table or view; those that were
+        dropped are left out.
+    """
+    found: dict[tuple[str, str], tuple[str, int | None]] = {}
+    left = list(places)
+    while left:
+        done = 0
+        try:
+            for (row,) in admin.each(show_create(*place) for place in left):
+                found[left[done]] = definition_in(row, admin)
+                done += 1
+        except FleetServerError as error:
+            if error.number not in _MISSING:
+                raise
+            done += 1
+        left = left[done:]
+    return found
+
+
+def show_create(database: str, name: str) -> str:
+    """Return the statement that shows the definition of a table."""
+    return f"SHOW CREATE TABLE {marked(database)}.{marked(name)}"
+
+
+def definition_in(row: Sequence[str], admin: Admin) -> tuple[str, int | None]:
+    """Return the definition and the counter in a row of SHOW CREATE TABLE."""
+    sql = row[1]
     if not admin.is_mariadb:
         # The table that is created from it would be shown differently.
         sql = without_character_sets(sql)
@@ -170,8 +212,69 @@ def definition_of(admin: Admin, database: str, name: str) -> tuple[str, int | No
     return sql[: counter.start(1)] + sql[counter.end(1) :], int(counter[2])
 
 
-_MIB = 2**20
-_ROWS = 500
+def looked_at(
+    session: Admin, tables: Sequence[ServerTable]
+) -> Iterator[tuple[ServerTable, str, int | None, Iterable[str]]]:
+    """Yield tables, each with its definition, counter and rows.
+
+    One round trip reads many tables: a shard has few rows of most of its
+    tables, and a server has tens of thousands of tables.
+
+    :param session: session of a snapshot.
+    :returns: table, definition, counter, and :func:`texts_of` it, which are read
+        before the next table.
+    :raises FleetServerError: if a row is too long, or a table is gone.
+    """
+    for start in range(0, len(tables), _LOOKED_TOGETHER):
+        some = tables[start : start + _LOOKED_TOGETHER]
+        statements = [_SAVEPOINT]
+        for table in some:
+            most = _FEW + 1 if table.size <= _MIB else 0
+            text = f"{_select(table)} LIMIT {most}".replace("%", "%%")
+            statements += [show_create(table.database, table.name), text]
+        found = list(session.each([*statements, _RELEASE]))[1:]
+        for table, (row,), rows in zip(some, found[::2], found[1::2], strict=False):
+            few = list(_complete(session, table, (text for (text,) in rows)))
+            all_rows: Iterable[str] = few
+            if table.size > _MIB or len(few) > _FEW:
+                all_rows = _unlocked(session, texts_of(session, table))
+            yield table, *definition_in(row, session), all_rows
+
+
+def _unlocked(session: Admin, rows: Iterable[str]) -> Iterator[str]:
+    # With the savepoint the lock of the table ends, for which a migration
+    # would wait, and all writes behind it.
+    session.run(_SAVEPOINT)
+    yield from rows
+    session.run(_RELEASE)
+
+
+def texts_of(session: Admin, table: ServerTable) -> Iterator[str]:
+    """Yield each row of a table as the values of an INSERT, in parentheses.
+
+    :raises FleetServerError: if a row is too long, or the table was changed.
+    """
+    for part in session.stream(_select(table), _ROWS):
+        yield from _complete(session, table, part)
+
+
+def _select(table: ServerTable) -> str:
+    values = ", ',', ".join(map(_literal, table.columns))
+    return f"SELECT CONCAT('(', {values}, ')') FROM {table.path}"  # noqa: S608
+
+
+def _complete(
+    session: Admin, table: ServerTable, rows: Iterable[str | None]
+) -> Iterator[str]:
+    for row in rows:
+        if row is None:
+            raise session.error(
+                f"a row of {table.path} is longer than "
+                "max_allowed_packet as text; raise it"
+            )
+        yield row
+
+
 # Seconds between reports.
 _PROGRESS_SECONDS = 1.0
 # The snapshot is older than the definition of a table.
@@ -297,12 +400,15 @@ class RowCopy:
 
     def _create(self, tables: Mapping[tuple[str, str], ServerTable]) -> None:
         with self._loading() as target:
-            for name in self.databases:
-                ((_, sql),) = self.source.rows(f"SHOW CREATE DATABASE {marked(name)}")
-                target.run_verbatim(sql)
-            for table in tables.values():
-                target.run_verbatim(f"USE {quoted(table.database)}")
-                target.run_verbatim(table.sql)
+            shown = self.source.each(
+                f"SHOW CREATE DATABASE {marked(name)}" for name in self.databases
+            )
+            target.run_each(row[1].replace("%", "%%") for (row,) in shown)
+            target.run_each(
+                sql.replace("%", "%%")
+                for table in tables.values()
+                for sql in (f"USE {quoted(table.database)}", table.sql)
+            )
 
     def _copy(self, found: Snapshots, tables: Iterable[ServerTable]) -> None:
         left: queue.SimpleQueue[ServerTable] = queue.SimpleQueue()
@@ -325,65 +431,55 @@ class RowCopy:
     def _work(self, session: Admin, left: queue.SimpleQueue[ServerTable]) -> None:
         try:
             with self._loading() as target:
-                while not self._stopped.is_set():
-                    try:
-                        table = left.get_nowait()
-                    except queue.Empty:
-                        return
-                    self._copy_table(session, target, table)
+                while (some := self._taken(left)) and not self._stopped.is_set():
+                    self._copy_tables(session, target, some)
         except FleetServerError as error:
             self._stopped.set()
             if error.number == _CHANGED:
                 raise self._altered([str(error)]) from error
+            if not error.number:
+                raise self.failed(str(error)) from error
             raise
         except BaseException:
             self._stopped.set()
             raise
 
-    def _copy_table(self, session: Admin, target: Admin, table: ServerTable) -> None:
-        names = ", ".join(quoted(column.name) for column in table.columns)
-        values = ", ',', ".join(map(literal, table.columns))
-        head = f"INSERT INTO {table.path} ({names}) VALUES "  # noqa: S608
-        # With the savepoint the lock of the table ends, for which a migration
-        # of the source would wait, and all writes behind it.
-        session.run("SAVEPOINT tables")
-        for rows in self._batches(
-            session.stream(
-                f"SELECT CONCAT('(', {values}, ')')"  # noqa: S608
-                f" FROM {table.path}",
-                _ROWS,
-            ),
-            len(head.encode()),
-            table,
-        ):
-            target.run_verbatim(head + ",".join(rows))
-        session.run("ROLLBACK TO SAVEPOINT tables")
-        with self._lock:
-            self._tables += 1
-            self._tell()
+    def _taken(self, left: queue.SimpleQueue[ServerTable]) -> list[ServerTable]:
+        """Return the next table, or the next ones that are small."""
+        some: list[ServerTable] = []
+        with suppress(queue.Empty):
+            while len(some) < _LOOKED_TOGETHER:
+                some.append(left.get_nowait())
+                if some[-1].size > _MIB:
+                    break
+        return some
 
-    def _batches(
-        self, parts: Iterator[list[str | None]], head: int, table: ServerTable
-    ) -> Iterator[list[str]]:
+    def _copy_tables(
+        self, session: Admin, target: Admin, tables: Sequence[ServerTable]
+    ) -> None:
+        for table, _, _, rows in looked_at(session, tables):
+            names = ", ".join(quoted(column.name) for column in table.columns)
+            head = f"INSERT INTO {table.path} ({names}) VALUES "  # noqa: S608
+            for batch in self._batches(rows, len(head.encode())):
+                target.run_verbatim(head + ",".join(batch))
+            with self._lock:
+                self._tables += 1
+                self._tell()
+
+    def _batches(self, rows: Iterable[str], head: int) -> Iterator[list[str]]:
         most = min(_MIB, self._most - 1024) - head
         batch: list[str] = []
         size = 0
-        for part in parts:
+        for row in rows:
             if self._stopped.is_set():
                 return
-            for row in part:
-                if row is None:
-                    raise self.failed(
-                        f"a row of {table.path} is longer than "
-                        "max_allowed_packet as text; raise it on both servers"
-                    )
-                length = len(row.encode()) + 1
-                if batch and size + length > most:
-                    yield batch
-                    self._count(batch, size)
-                    batch, size = [], 0
-                batch.append(row)
-                size += length
+            length = len(row.encode()) + 1
+            if batch and size + length > most:
+                yield batch
+                self._count(batch, size)
+                batch, size = [], 0
+            batch.append(row)
+            size += length
         if batch:
             yield batch
             self._count(batch, size)
@@ -410,12 +506,13 @@ class RowCopy:
                 "defaults or versions?"
             )
         with self._loading() as target:
-            for key, table in tables.items():
-                wanted = table.auto_increment
-                if wanted and wanted != copied[key].auto_increment:
-                    target.run_verbatim(
-                        f"ALTER TABLE {table.path} AUTO_INCREMENT = {wanted}"
-                    )
+            target.run_each(
+                f"ALTER TABLE {marked(table.database)}.{marked(table.name)}"
+                f" AUTO_INCREMENT = {table.auto_increment}"
+                for key, table in tables.items()
+                if table.auto_increment
+                and table.auto_increment != copied[key].auto_increment
+            )
 
     @contextmanager
     def _loading(self) -> Iterator[Admin]:
@@ -434,7 +531,7 @@ class RowCopy:
             yield target
 
 
-def literal(column: StoredColumn) -> str:
+def _literal(column: StoredColumn) -> str:
     """Return SQL for the text of a value in an INSERT statement."""
     name = quoted(column.name)
     if column.type in _BINARY:

@@ -15,9 +15,14 @@ from sqla_shard.exc import CopyFailedError, FleetServerError
 from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.common_point import snapshots
 from sqla_shard.fleet.copies import Copy, copy_state, finish_copy
-from sqla_shard.fleet.dumps import _rows
 from sqla_shard.fleet.replication import replication_of
-from sqla_shard.fleet.row_copy import RowCopy, tables_of
+from sqla_shard.fleet.row_copy import (
+    databases_of,
+    looked_at,
+    RowCopy,
+    tables_of,
+    texts_of,
+)
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.load_writers import create_tables
@@ -358,7 +363,7 @@ def test_a_value_too_long_for_its_text_is_no_null(servers, ends):
             (session,) = found.sessions
             table = tables_of(source, ["db00001"])["db00001", "large"]
             with pytest.raises(FleetServerError, match="max_allowed_packet"):
-                list(_rows(session, table))
+                list(texts_of(session, table))
     finally:
         primary.root_execute("DROP TABLE db00001.large")
         servers["server1"].wait_caught_up()
@@ -401,3 +406,59 @@ def test_a_session_that_is_lost_while_it_logs_nothing(ends):
     with source.another() as session, pytest.raises(FleetServerError) as caught:
         lose(session)
     assert "by an earlier statement" not in caught.value.reason
+
+
+def test_round_trips_do_not_grow_with_the_tables(ends, monkeypatch):
+    source, _ = ends
+    raw = source._connection.connection.dbapi_connection
+    send, sent = raw._execute_command, []
+
+    def count(command, text):
+        sent.append(text)
+        return send(command, text)
+
+    monkeypatch.setattr(raw, "_execute_command", count)
+    counts = []
+    source.run("START TRANSACTION")
+    sent.clear()
+    for names in (["db00001"], ["db00000", "db00001"]):
+        found = tables_of(source, names)
+        small = [table for table in found.values() if not table.name.startswith("odd")]
+        rows = [list(rows) for *_, rows in looked_at(source, small)]
+        assert len(rows) == len(small)
+        counts.append((len(found), len(sent)))
+        sent.clear()
+    source.run("ROLLBACK")
+    (few, before), (many, after) = counts
+    assert few < many
+    # Several statements are allowed, and forbidden again.
+    assert before == after
+
+
+def test_sizes_of_tables_without_a_counter_open_no_table(servers, ends):
+    source, _ = ends
+    pair, server = servers["server1"], replication_of(source)
+    names = [f"db00001.plain{number}" for number in range(9)]
+    for name in names:
+        pair.primary.root_execute(f"CREATE TABLE {name} (a INT KEY)")
+    pair.wait_caught_up()
+    try:
+        pair.standby.root_execute("FLUSH LOCAL TABLES")
+        ((_, before),) = source.rows("SHOW SESSION STATUS LIKE 'Opened_tables'")
+        found = server.table_sizes()
+        ((_, after),) = source.rows("SHOW SESSION STATUS LIKE 'Opened_tables'")
+        by_database = map(server.table_sizes, databases_of(source))
+        alone = [one for tables in by_database for one in tables]
+    finally:
+        pair.primary.root_execute(f"DROP TABLE {', '.join(names)}")
+        pair.wait_caught_up()
+
+    def known(tables):
+        return {(one.database, one.table, one.next_id, one.id_type) for one in tables}
+
+    assert known(found) == known(alone)
+    assert all(one.bytes >= 16_384 for one in found)
+    counted = [one for one in found if one.next_id is not None]
+    assert len(found) >= len(counted) + len(names)
+    # The server opens its own tables of estimates, too.
+    assert int(after) - int(before) < len(counted) + len(names)

@@ -815,7 +815,7 @@ class TestOperations:
         """Compare; ``begin`` is called once, after some rows."""
         begun = []
 
-        def progress(rows):
+        def progress(event):
             if not begun:
                 begun.append(begin())
 

@@ -10,7 +10,7 @@ from sqla_shard.fleet.admin import quoted
 from sqla_shard.fleet.replication import MariaDBReplication, MySQLReplication
 from sqla_shard.fleet.row_copy import (
     _AUTO_INCREMENT,
-    definition_of,
+    definition_in,
     differences,
     literal,
     ServerTable,
@@ -89,8 +89,8 @@ def test_the_counter_of_a_comment_is_not_that_of_the_table():
 def test_definitions_of_mysql_do_not_depend_on_how_they_were_written():
     written = "CREATE TABLE `t` (\n  `a` text{} COLLATE utf8mb4_bin\n)"
     for text in ("", " CHARACTER SET utf8mb4"):
-        admin = ScriptedAdmin({"SHOW CREATE": [("t", written.format(text))]})
-        sql, _ = definition_of(admin, "d", "t")
+        admin = ScriptedAdmin({})
+        sql, _ = definition_in(("t", written.format(text)), admin)
         assert sql == written.format("")
 
 

@@ -250,6 +250,11 @@ _SCANNED = 4096
 _OPENED_TOGETHER = 512
 #: Up to this number, one statement per database is cheaper: it scans nothing.
 _SINGLY = 16
+_FOREIGN = text(
+    "SELECT DISTINCT SUBSTRING_INDEX(for_name, '/', 1) "
+    "FROM information_schema.innodb_sys_foreign"
+)
+_DENIED = 1227
 _NO_SUCH_DATABASE = 1049
 _NO_SUCH_TABLE = 1146
 _MISSING_TABLE = re.compile(r"Table '[^']*\.([^'.]+)' doesn't exist")
@@ -397,6 +402,8 @@ class _ServerCatalogue:
         self._fold = str.lower if _folds(connection) else str
         self._asked = {self._fold(schema): schema for schema in schemas}
         self._by_table = False
+        #: Databases with foreign keys, in names of files.
+        self._foreign: set[str] | None = None
         #: Digests of the parts of each table, by database and table.
         self._found: dict[str, dict[str, list[str]]] = {}
 
@@ -449,13 +456,36 @@ class _ServerCatalogue:
 
     def _open(self, schemas: list[str]) -> None:
         self._add(CHECKS[self._mariadb], schemas)
-        rows = list(self._read(REFERENCES, schemas, by_table=True))
+        referring = self._referring(schemas)
+        if not referring:
+            return
+        rows = list(self._read(REFERENCES, referring, by_table=True))
         for schema, table, digest in rows:
             self._append(schema, table, f"references {table} {digest}")
         tables = sorted({table for _, table, _ in rows})
         if tables:
             having = sorted({schema for schema, _, _ in rows})
             self._add(REFERENCING, having, tables=tables)
+
+    def _referring(self, schemas: list[str]) -> list[str]:
+        """Return the databases that may have foreign keys.
+
+        MariaDB opens all tables of these to read them; InnoDB knows which they
+        are, and tells accounts with PROCESS.
+        """
+        if not self._mariadb:
+            return schemas
+        if self._foreign is None:
+            try:
+                self._foreign = set(self._connection.scalars(_FOREIGN))
+            except DBAPIError as error:
+                if error.orig is None or error.orig.args[0] != _DENIED:
+                    raise
+                self._foreign = {"@"}
+        # A name with @ has characters that are written otherwise there.
+        if any("@" in name for name in self._foreign):
+            return schemas
+        return [schema for schema in schemas if schema in self._foreign]
 
     def _add(
         self,
