@@ -364,7 +364,7 @@ def _left(fleet: Fleet, server: str, late: Sequence[str]) -> str:
     topology = fleet.topology()
     places = [shard_of(topology, name) for name in late]
     shards = sorted({place[1] for place in places if place is not None})
-    rest = f"--shards {as_ranges(shards, len(shards))}"
+    rest = f"--shards {as_ranges(shards, len(shards)).replace(' ', '')}"
     if None in places:
         rest = f"--databases {','.join(late)}"
     return (

@@ -123,8 +123,12 @@ def prepare_snapshot(session: Admin) -> None:
 #: Connects to a server.
 Opener = Callable[[], Admin]
 
-# A chunk takes less than a second; a table without a key is read at once.
-_RESPONSE_SECONDS = 600.0
+RESPONSE_SECONDS = 600.0
+"""Seconds to wait for each response of a snapshot's session.
+
+A chunk takes less than a second; a table without a key is read at once.
+"""
+
 _MAX_START_TRIES = 3
 
 
@@ -153,6 +157,7 @@ def common_point(
     pairs: int,
     replicates: bool = True,
     patience: float = 60.0,
+    timeout: float = RESPONSE_SECONDS,
 ) -> Iterator[CommonPoint]:
     """Open snapshots at a common point.
 
@@ -163,6 +168,7 @@ def common_point(
     :param replicates: whether the second replicates from the first.  If not,
         each server has a state of its own, at about the same time.
     :param patience: seconds for the standby to catch up.
+    :param timeout: seconds to wait for each response of the snapshots' sessions.
     :raises OperationRefusedError: if the second does not replicate now.
     :raises FleetServerError: if a server refuses a statement, does not
         respond, or does not catch up.
@@ -177,22 +183,16 @@ def common_point(
             _check(replication)
             began = time.monotonic()
             with _applier_stopped(replication, second):
-                mine = stack.enter_context(
-                    snapshots(one, pairs, timeout=_RESPONSE_SECONDS)
-                )
+                mine = stack.enter_context(snapshots(one, pairs, timeout=timeout))
                 end = replication_of(mine.sessions[0]).snapshot_end(mine.position)
                 _apply(replication, mine.position, end, patience)
-                other = stack.enter_context(
-                    snapshots(two, pairs, timeout=_RESPONSE_SECONDS)
-                )
+                other = stack.enter_context(snapshots(two, pairs, timeout=timeout))
                 _assert_at(replication, mine.position, patience)
             stopped = time.monotonic() - began
             position = mine.position
         else:
-            mine = stack.enter_context(snapshots(one, pairs, timeout=_RESPONSE_SECONDS))
-            other = stack.enter_context(
-                snapshots(two, pairs, timeout=_RESPONSE_SECONDS)
-            )
+            mine = stack.enter_context(snapshots(one, pairs, timeout=timeout))
+            other = stack.enter_context(snapshots(two, pairs, timeout=timeout))
             position = f"{mine.position} | {other.position}"
         for session in (*mine.sessions, *other.sessions):
             _prepare(session)
@@ -223,8 +223,8 @@ class QuietPoint:
             with first() as one, second() as two:
                 for _ in range(pairs):
                     sessions = (
-                        one.another(timeout=_RESPONSE_SECONDS),
-                        two.another(timeout=_RESPONSE_SECONDS),
+                        one.another(timeout=RESPONSE_SECONDS),
+                        two.another(timeout=RESPONSE_SECONDS),
                     )
                     for session in sessions:
                         self._stack.callback(session.close)

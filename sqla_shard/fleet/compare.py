@@ -49,7 +49,13 @@ from sqla_shard.exc import FleetLockedError, FleetServerError, FleetSetupError
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.checksums import Bound, ComparedColumns, SESSION
-from sqla_shard.fleet.common_point import common_point, CommonPoint, Opener, QuietPoint
+from sqla_shard.fleet.common_point import (
+    common_point,
+    CommonPoint,
+    Opener,
+    QuietPoint,
+    RESPONSE_SECONDS,
+)
 from sqla_shard.fleet.differences import (
     compare_catalogues,
     DataReport,
@@ -313,7 +319,7 @@ class _Listed:
 
 
 class _Interrupted(Exception):  # noqa: N818 - no error
-    """Ends the threads of a comparison that was interrupted."""
+    """Ends the threads of a comparison that was interrupted, or is late."""
 
 
 class _Pair:
@@ -463,6 +469,8 @@ class _Comparison:
             pairs=pairs,
             replicates=self.replicates,
             patience=patience,
+            # The limit holds for a server that does not respond any more, too.
+            timeout=min(RESPONSE_SECONDS, max(10.0, self._end - time.monotonic())),
         ) as point:
             self._points.append(point.position)
             self._locked = max(self._locked, point.locked)
@@ -502,6 +510,8 @@ class _Comparison:
                 else:
                     left = [] if self._walk(units[0], pair, until) else units
             except _Interrupted:
+                with self._lock:
+                    self.queue.extend(units)
                 return
             except FleetServerError as error:
                 # The session may be lost, or the definition has changed since
@@ -790,8 +800,8 @@ class _Comparison:
             with self._lock:
                 begin = max(self._next, time.monotonic())
                 self._next = begin + rows / self.options.rate
-            self._stop.wait(begin - time.monotonic())
-        if self._stop.is_set():
+            self._stop.wait(min(begin, self._end) - time.monotonic())
+        if self._stop.is_set() or time.monotonic() > self._end:
             raise _Interrupted
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 
 from sqla_shard.fleet.facts import FleetFacts, PairFacts, ServerFacts, Volume
 from sqla_shard.fleet.fences import usable
@@ -154,16 +155,18 @@ def ids(pair: PairFacts, fleet: FleetFacts) -> Findings:
 def table_cache(pair: PairFacts, _: FleetFacts) -> Findings:
     """Servers that open a table again for each statement about all tables."""
     count = len(pair.primary.tables)
-    for server in pair.servers:
-        kept = int(server.variables.get("table_definition_cache", count))
+    for server, name in product(
+        pair.servers, ("table_definition_cache", "table_open_cache")
+    ):
+        kept = int(server.variables.get(name, count))
         if kept < count:
             yield info(
                 server,
-                f"has {count:,} tables and table_definition_cache = {kept}: commands "
+                f"has {count:,} tables and {name} = {kept}: commands "
                 "that read all tables, such as fleet doctor and fleet capacity, take "
                 "several times as long",
-                f"on {server.address}: SET GLOBAL table_definition_cache = "
-                f"{2 * count}, and in its configuration",
+                f"on {server.address}: SET GLOBAL {name} = {2 * count}, and in its "
+                "configuration",
             )
 
 

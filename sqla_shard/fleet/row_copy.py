@@ -259,7 +259,7 @@ def texts_of(session: Admin, table: ServerTable) -> Iterator[str]:
 
 
 def _select(table: ServerTable) -> str:
-    values = ", ',', ".join(map(_literal, table.columns))
+    values = ", ',', ".join(map(literal, table.columns))
     return f"SELECT CONCAT('(', {values}, ')') FROM {table.path}"  # noqa: S608
 
 
@@ -531,7 +531,7 @@ class RowCopy:
             yield target
 
 
-def _literal(column: StoredColumn) -> str:
+def literal(column: StoredColumn) -> str:
     """Return SQL for the text of a value in an INSERT statement."""
     name = quoted(column.name)
     if column.type in _BINARY:

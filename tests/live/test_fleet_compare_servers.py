@@ -772,6 +772,17 @@ def test_no_false_difference_under_writes(fleet, pair, written, rng, say):
     assert {one.key for one in report.differences} == {(17,)}
 
 
+def test_what_is_left_at_the_limit_is_named(fleet, pair, written, run):
+    # The second read would wait for its turn for an hour.
+    found = run("server1", "--shards", "0-3", "--rate", "0.001", "--limit", "1")
+    assert found.exit_code == 3
+    left = re.search(r"verify server1 (--shards [0-9,-]+)$", found.stdout)
+    assert left, found.output
+    assert "not compared: the limit" not in found.stdout
+    rest = run("server1", "--no-counters", *left[1].split())
+    assert rest.exit_code == 0, rest.output
+
+
 def test_rate_is_limited(fleet, pair, written, monkeypatch):
     waits = []
     wait = threading.Event.wait
@@ -816,7 +827,7 @@ class TestOperations:
         begun = []
 
         def progress(event):
-            if not begun:
+            if event.rows and not begun:
                 begun.append(begin())
 
         shown = []

@@ -670,20 +670,21 @@ def test_ids_are_limited_by_the_type_and_by_36_bits(next_id, id_type, severity):
     )
 
 
+@pytest.mark.parametrize("name", ["table_definition_cache", "table_open_cache"])
 @pytest.mark.parametrize(("kept", "is_enough"), [("2", True), ("1", False)])
-def test_tables_that_the_cache_of_definitions_does_not_hold(kept, is_enough):
+def test_tables_that_a_cache_does_not_hold(name, kept, is_enough):
     tables = [
         TableSize(
-            database="db00000", table=name, bytes=1, rows=1, next_id=None, id_type=""
+            database="db00000", table=table, bytes=1, rows=1, next_id=None, id_type=""
         )
-        for name in ("boards", "pins")
+        for table in ("boards", "pins")
     ]
     primary = server("primary", "a:3306", tables=tuple(tables))
-    variables = {**primary.variables, "table_definition_cache": kept}
+    variables = {**primary.variables, name: kept}
     primary = replace(primary, parts={**primary.parts, "variables": variables})
     found = text(fleet(primary))
-    assert ("has 2 tables and table_definition_cache = 1" in found) is not is_enough
-    assert ("SET GLOBAL table_definition_cache = 4" in found) is not is_enough
+    assert (f"has 2 tables and {name} = 1" in found) is not is_enough
+    assert (f"SET GLOBAL {name} = 4" in found) is not is_enough
 
 
 @pytest.mark.parametrize("is_interrupted", [True, False])
