@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from sqla_shard.dialects.base import DATABASE
 from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin, marked
@@ -295,12 +296,9 @@ class OrphanChange(FleetOperation):
             ) from error
 
     def _rename_back(self) -> str | None:
-        if self._action == "rename":
-            for name in self._names:
-                _move_tables(self._primary, self._renamed(name), name)
-        elif self._action == "restore":
-            for name in self._names:
-                _move_tables(self._primary, _original(name), name)
+        if self._action in ("rename", "restore"):
+            back = {new: old for old, new in self._new_names().items()}
+            self._report_each(_move_tables(self._primary, back))
         elif self._action == "drop":
             there = set(self._primary.databases())
             gone = [name for name in self._names if name not in there]
@@ -384,7 +382,9 @@ class OrphanChange(FleetOperation):
                 )
             elif not self._accepts:
                 yield from self._empty_homes(
-                    orphan, self.admin(url, f"{home[0]} primary"), there
+                    orphan,
+                    self.admin(url, f"{home[0]} primary"),
+                    here.get(orphan.database, {}).keys() & there.keys() - {DATABASE},
                 )
                 if orphan.original not in proven[url]:
                     unproven.setdefault(url, []).append(orphan.database)
@@ -410,12 +410,8 @@ class OrphanChange(FleetOperation):
         self, orphan: OrphanDatabase, home: Admin, tables: Iterable[str]
     ) -> Iterator[Problem]:
         """Yield an orphan whose home has lost, or never had, its rows."""
-        here = set(_tables(self._primary, orphan.database))
         lacks = without_rows(
-            self._primary,
-            home,
-            (orphan.database, orphan.original),
-            sorted(here & {*tables}),
+            self._primary, home, (orphan.database, orphan.original), tables
         )
         if lacks:
             yield Problem(
@@ -483,14 +479,27 @@ class OrphanChange(FleetOperation):
         if self._action == "fence":
             return self._set_fences(chosen)
         admin.run("SET SESSION lock_wait_timeout = 5")
-        for name in self._names:
-            if self._action == "rename":
-                _move_tables(admin, name, self._renamed(name))
-            elif self._action == "restore":
-                _move_tables(admin, name, _original(name))
-            else:
-                admin.run(f"DROP DATABASE IF EXISTS {marked(name)}")
+        if self._action == "drop":
+            done: Iterable[object] = admin.each(
+                f"DROP DATABASE IF EXISTS {marked(name)}" for name in self._names
+            )
+        else:
+            done = _move_tables(admin, self._new_names())
+        self._report_each(done)
         return {"databases": len(self._names)}
+
+    def _new_names(self) -> dict[str, str]:
+        """Return the name that each database gets."""
+        new = self._renamed if self._action == "rename" else _original
+        return {name: new(name) for name in self._names}
+
+    def _report_each(self, done: Iterable[object]) -> None:
+        """Report the number of databases, every few seconds."""
+        last = time.monotonic()
+        for number, _ in enumerate(done, 1):
+            if time.monotonic() > last + _REPORT_SECONDS:
+                last = time.monotonic()
+                self.report(f"{number:,} of {len(self._names):,} databases")
 
     def _set_fences(self, chosen: Sequence[OrphanDatabase]) -> Mapping[str, Any]:
         """Fence orphans on the primary and the standby."""
@@ -514,49 +523,65 @@ def _original(name: str) -> str:
     return match["original"] if match else name
 
 
-def _move_tables(admin: Admin, old: str, new: str) -> None:
-    """Move all tables of a database into another, and drop the empty one.
+def _move_tables(admin: Admin, names: Mapping[str, str]) -> Iterator[str]:
+    """Move all tables of databases into others, and drop the empty ones.
 
     Repeated, it does the rest.
+
+    :param names: the new name of each database.
+    :returns: the databases, after each was moved.
     """
-    defaults = admin.rows(
-        "SELECT DEFAULT_CHARACTER_SET_NAME, DEFAULT_COLLATION_NAME"
-        " FROM information_schema.schemata WHERE SCHEMA_NAME = %s",
-        old,
-    )
-    if not defaults:
-        return
-    ((charset, collation),) = defaults
-    admin.run(
-        f"CREATE DATABASE IF NOT EXISTS {marked(new)}"
-        f" CHARACTER SET {charset} COLLATE {collation}"
-    )
-    tables = _tables(admin, old)
-    if tables:
-        # One statement: all or none, with their foreign keys.
-        pairs = ", ".join(
-            f"{marked(old)}.{marked(table)} TO {marked(new)}.{marked(table)}"
-            for table in tables
+    defaults = {
+        name: (charset, collation)
+        for name, charset, collation in admin.rows(
+            "SELECT SCHEMA_NAME, DEFAULT_CHARACTER_SET_NAME, DEFAULT_COLLATION_NAME"
+            " FROM information_schema.schemata WHERE SCHEMA_NAME IN %s",
+            list(names),
         )
-        admin.run(f"RENAME TABLE {pairs}")
-    left = _tables(admin, old)
-    if left:
-        raise admin.error(f"{old} has new tables ({', '.join(left)}): it is in use")
-    admin.run(f"DROP DATABASE {marked(old)}")
+    }
+    tables = _tables_of(admin, names)
+    for old, new in names.items():
+        if old in defaults:
+            charset, collation = defaults[old]
+            create = (
+                f"CREATE DATABASE IF NOT EXISTS {marked(new)}"
+                f" CHARACTER SET {charset} COLLATE {collation}"
+            )
+            statements = [create]
+            if tables[old]:
+                # One statement: all or none, with their foreign keys.
+                pairs = ", ".join(
+                    f"{marked(old)}.{marked(table)} TO {marked(new)}.{marked(table)}"
+                    for table in tables[old]
+                )
+                statements.append(f"RENAME TABLE {pairs}")
+            admin.run_each(statements)
+            left = _tables_of(admin, [old])[old]
+            if left:
+                raise admin.error(
+                    f"{old} has new tables ({', '.join(left)}): it is in use"
+                )
+            admin.run(f"DROP DATABASE {marked(old)}")
+        yield old
 
 
-def _tables(admin: Admin, database: str) -> list[str]:
-    rows = admin.rows(
-        "SELECT TABLE_NAME FROM information_schema.tables"
-        " WHERE TABLE_SCHEMA = %s ORDER BY TABLE_NAME",
-        database,
-    )
-    return [name for (name,) in rows]
+def _tables_of(admin: Admin, databases: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of the tables of each database, sorted."""
+    found: dict[str, list[str]] = {name: [] for name in databases}
+    for database, name in admin.rows(
+        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.tables"
+        " WHERE TABLE_SCHEMA IN %s ORDER BY TABLE_NAME",
+        list(found),
+    ):
+        found[database].append(name)
+    return found
 
 
 #: Operations of the journal that are looked at.
 _HISTORY_RECORDS = 1000
 _MAX_SHOWN = 5
+#: Seconds between two reports of progress.
+_REPORT_SECONDS = 5.0
 
 
 def proven_by_journal(
@@ -614,17 +639,18 @@ def without_rows(
 
     :param names: name of the database on each server.
     """
-    return [
-        table
-        for table in tables
-        if _has_rows(here, names[0], table) and not _has_rows(there, names[1], table)
-    ]
+    filled = _filled(here, names[0], tables)
+    return sorted(set(filled) - set(_filled(there, names[1], filled)))
 
 
-def _has_rows(admin: Admin, database: str, table: str) -> bool:
-    # Names of a server, quoted.
-    sql = f"SELECT 1 FROM {marked(database)}.{marked(table)} LIMIT 1"  # noqa: S608
-    return bool(admin.rows(sql))
+def _filled(admin: Admin, database: str, tables: Iterable[str]) -> list[str]:
+    """Return the tables that have rows."""
+    asked = list(tables)
+    found = admin.each(
+        f"SELECT 1 FROM {marked(database)}.{marked(table)} LIMIT 1"  # noqa: S608
+        for table in asked
+    )
+    return [table for table, rows in zip(asked, found, strict=True) if rows]
 
 
 def unequal(here: Opener, there: Opener, databases: Sequence[str]) -> Iterator[Problem]:
