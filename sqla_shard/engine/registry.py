@@ -384,9 +384,15 @@ class Engines:
         :param timeout: seconds.
         :returns: for each engine, None or its error.
         """
-        return in_threads(
+        return self._ask_all(
             [partial(self._answer, engine, timeout) for engine in engines], timeout
         )
+
+    def _ask_all(
+        self, jobs: Sequence[Callable[[], Answer]], timeout: float
+    ) -> list[Answer]:
+        # The engines of an event loop await the answers.
+        return in_threads(jobs, timeout)
 
     def _answer(self, engine: Engine, timeout: float) -> Answer:
         try:
