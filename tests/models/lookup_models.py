@@ -25,7 +25,7 @@ from tests.models.layouts import LAYOUT, pack
 
 USER = 3
 SHARDS = 8
-MODULUS = 64
+MODULUS = 16
 
 
 class Base(DeclarativeBase):
