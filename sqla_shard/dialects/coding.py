@@ -114,7 +114,8 @@ def _may_be(value: Any, encoded: Any) -> bool:
 
 def _has_moments(encoded: Any) -> bool:
     """Return whether a field stores moments as texts."""
-    return encoded.python_type is datetime and isinstance(encoded.impl, String)
+    # Columns of another type need not have a type of Python.
+    return isinstance(encoded.impl, String) and encoded.python_type is datetime
 
 
 class _MomentText(ColumnElement[Any]):

@@ -120,7 +120,7 @@ def json_value(value: Any) -> Any:
     or its name in small letters.  A value of any other type, even a float that
     is infinite, becomes a string.
     """
-    if isinstance(value, JsonObject):
+    if hasattr(value, "as_dict"):
         return value.as_dict()
     if is_dataclass(value):
         return {one.name: json_value(getattr(value, one.name)) for one in fields(value)}

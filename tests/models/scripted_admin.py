@@ -62,6 +62,7 @@ class ScriptedAdmin:
         raise AssertionError(f"no answer to {sql!r}")
 
     rows = mappings
+    estimates = Admin.estimates
 
     def value(self, sql: str, *parameters: object) -> Any:
         ((found,),) = self.rows(sql, *parameters)

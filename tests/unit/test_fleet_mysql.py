@@ -233,8 +233,13 @@ def test_next_ids_are_read_without_a_join():
             "SELECT table_schema, table_name, COALESCE": [
                 ("db", "t", 16384, 2, 7),
                 ("db", "u", 16384, 2, None),
-                ("db", "v", 16384, 2, None),
             ],
+            "SELECT table_schema, table_name FROM": [
+                ("db", "t"),
+                ("db", "u"),
+                ("db", "v"),
+            ],
+            "innodb_table_stats": [("db", "v", 16384, 2)],
         }
     )
     assert MySQLReplication(admin).next_ids() == [

@@ -153,7 +153,7 @@ TAMPERED = {
     "not a number": (lambda d: d.update(created=float("nan")), "is nan"),
     "a missing value": (lambda d: d.pop("position"), "position"),
     "an unknown value": (lambda d: d.update(more=1), "more"),
-    "no list": (lambda d: d.update(databases=5), "TypeError"),
+    "no list": (lambda d: d.update(databases=5), "databases is 5"),
 }
 
 
