@@ -26,7 +26,7 @@ from sqlalchemy.sql.elements import (
 )
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import Select
-from sqlalchemy.sql.visitors import replacement_traverse
+from sqlalchemy.sql.visitors import iterate, replacement_traverse
 
 from sqla_shard.dialects.numbers import Precision, precision_of
 from sqla_shard.dialects.result_types import name_of
@@ -172,7 +172,17 @@ def of_groups(statement: Any) -> Any:
     if counted is not None:
         made = of_groups(counted)
         return statement if made is counted else counting(statement, made)
-    if not isinstance(statement, Select) or not private.group_by_clauses(statement):
+    if not isinstance(statement, Select):
+        return statement
+    where = private.where_criteria(statement)
+    if any(_has_groups(clause) for clause in where):
+        statement = private.copy_with(
+            statement,
+            where_criteria=tuple(
+                replacement_traverse(clause, {}, _in_subquery) for clause in where
+            ),
+        )
+    if not private.group_by_clauses(statement):
         return statement
     shown = {column.key: column for column in statement.selected_columns}
     common = list(_grouped(statement, shown))
@@ -189,6 +199,33 @@ def of_groups(statement: Any) -> Any:
         _with_least(clause, common) for clause in private.having_criteria(statement)
     )
     return private.copy_with(statement, having_criteria=having)
+
+
+def _has_groups(clause: Any) -> bool:
+    """Return whether a condition has a subquery with HAVING."""
+    return any(
+        isinstance(part, Select) and bool(private.having_criteria(part))
+        for part in iterate(clause)
+    )
+
+
+def _in_subquery(element: Any, **kw: Any) -> Any:
+    """Return a subquery with HAVING whose column MySQL accepts there.
+
+    MySQL compares the column of ``IN (SELECT ..)`` in HAVING.
+    """
+    if not isinstance(element, Select) or not private.having_criteria(element):
+        return None
+    common = list(_grouped(element, {c.key: c for c in element.selected_columns}))
+    return private.copy_with(
+        element,
+        raw_columns=[
+            func.min(unlabelled(column)).label(getattr(column, "name", None))
+            if any(same(unlabelled(column), one) for one in common)
+            else column
+            for column in private.raw_columns(element)
+        ],
+    )
 
 
 def _of_group(column: Any, common: Sequence[Any]) -> Any:

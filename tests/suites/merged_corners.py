@@ -590,6 +590,27 @@ class MergedCorners:
             _comparable(row[:1]) for row in want
         )
 
+    @pytest.mark.parametrize("negated", [False, True])
+    @pytest.mark.parametrize("field", ["word", "number", "price", "sold", "day"])
+    def test_groups_of_a_subquery(self, compared, field, negated):
+        """MySQL compares the column of the subquery in HAVING."""
+        ids = compared.rows.ids["Gem"]
+        shard = unpack(ids[0]).shard_id
+        ids = [i for i in ids if unpack(i).shard_id == shard]
+
+        def made(gem):
+            other = aliased(gem)
+            by = getattr(other, field)
+            often = select(by).where(other.id.in_(ids), by.is_not(None)).group_by(by)
+            often = often.having(func.count() > 1)
+            named = getattr(gem, field)
+            among = named.not_in(often) if negated else named.in_(often)
+            return select(func.count()).where(gem.id.in_(ids), among)
+
+        want = compared.plain.scalar(made(PLAIN.Gem))
+        with compared.cluster.session() as session:
+            assert session.scalar(made(SHARDED.Gem)) == want
+
     @pytest.mark.parametrize("where", ["one shard", "all shards"])
     def test_columns_that_compute_with_what_groups_have_in_common(
         self, compared, where
