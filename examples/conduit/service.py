@@ -66,6 +66,10 @@ MAX_OFFSET = 1000
 
 # -- who asks -----------------------------------------------------------------
 
+# What is found before an endpoint runs is read in a short session of its own:
+# the session of the request would hold its connection while the endpoint waits
+# for another one, until all requests wait for each other.
+
 
 def token_for(user_id: int, secret: bytes) -> str:
     """Return a signed id; a real service lets it expire."""
@@ -85,7 +89,7 @@ async def hash_password(password: str, salt: bytes | None = None) -> str:
 
 async def find_viewer(
     request: Request,
-    session: SessionDep,
+    cluster: ClusterDep,
     authorization: Annotated[str | None, Header()] = None,
 ) -> User | None:
     """Return the user who asks, or None."""
@@ -96,7 +100,8 @@ async def find_viewer(
     right = token_for(int(number), request.app.state.secret)
     if not hmac.compare_digest(token.encode(), right.encode()):
         return None
-    return await session.get(User, int(number))
+    async with cluster.async_session() as session:
+        return await session.get(User, int(number))
 
 
 Viewer = Annotated[User | None, Depends(find_viewer)]
@@ -115,22 +120,24 @@ Me = Annotated[User, Depends(require_user)]
 # -- what a path names --------------------------------------------------------
 
 
-async def find_user(username: str, session: SessionDep) -> User:
+async def find_user(username: str, cluster: ClusterDep) -> User:
     """Return the user of a path, or answer 404."""
-    user_id = await session.run_sync(UserName.resolve, username)
-    user = None if user_id is None else await session.get(User, user_id)
+    async with cluster.async_session() as session:
+        user_id = await session.run_sync(UserName.resolve, username)
+        user = None if user_id is None else await session.get(User, user_id)
     if user is None:
         raise HTTPException(404)
     return user
 
 
-async def find_article(slug: str, session: SessionDep) -> Article:
+async def find_article(slug: str, cluster: ClusterDep) -> Article:
     """Return the article of a path, by the id at its end, or answer 404."""
     number = slug.rpartition("-")[2]
     article = None
     if re.fullmatch("[0-9]{1,19}", number):
         with suppress(InvalidIdError):
-            article = await session.get(Article, int(number))
+            async with cluster.async_session() as session:
+                article = await session.get(Article, int(number))
     if article is None:
         raise HTTPException(404)
     return article

@@ -15,13 +15,14 @@ cluster become the responses of :mod:`sqla_shard.ext.responses`.
 
 A session is opened for each request, without a connection, and closed after
 the endpoint, before the response is sent; uncommitted changes are rolled back.
+What runs later cannot use it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from inspect import isawaitable
@@ -36,7 +37,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.topology import Topology
 
 try:
-    from fastapi import Depends, Query
+    from fastapi import Depends, FastAPI
     from fastapi.exception_handlers import http_exception_handler
     from pydantic import BaseModel, Field
     from pydantic_core import core_schema
@@ -79,7 +80,9 @@ def add_cluster(
 
     The lifespan of the application, inside that of the cluster, may use
     :func:`cluster_of`.  A handler that the application has for an error, or
-    for ``HTTPException``, takes precedence.
+    for ``HTTPException``, takes precedence.  The routes of health and metrics
+    are 503 until the application has started, and dependencies of the
+    application, ``FastAPI(dependencies=...)``, protect them, too.
 
     :param cluster: path of the topology file, or URL of a ZooKeeper, which is
         read when the application starts; a topology; or a cluster, which is
@@ -123,7 +126,7 @@ def add_cluster(
     for kind in ANSWERS:
         app.exception_handlers.setdefault(kind, _respond)
     if health is not None:
-        app.add_route(health, _health, include_in_schema=False)
+        _add_route(app, health, _health)
 
 
 def _opened(cluster: Any, options: Mapping[str, Any]) -> Cluster:
@@ -166,7 +169,7 @@ ClusterDep = Annotated[Cluster, Depends(_cluster)]
 
 
 async def _session(cluster: ClusterDep) -> AsyncIterator[AsyncShardSession]:
-    session = cluster.async_session()
+    session = cluster.async_session(close_resets_only=False)
     try:
         yield session
     finally:
@@ -177,7 +180,7 @@ async def _session(cluster: ClusterDep) -> AsyncIterator[AsyncShardSession]:
 
 
 def _sync_session(cluster: ClusterDep) -> Iterator[ShardSession]:
-    session = cluster.session()
+    session = cluster.session(close_resets_only=False)
     try:
         yield session
     finally:
@@ -186,7 +189,8 @@ def _sync_session(cluster: ClusterDep) -> Iterator[ShardSession]:
 
 
 # A session that were open until the response is sent would hold its
-# connections for as long as a slow client reads.
+# connections for as long as a slow client reads.  One that were reset, not closed,
+# would connect again for a background task, and hold that connection for ever.
 SessionDep = Annotated[AsyncShardSession, Depends(_session, scope="function")]
 """The session of a request, for endpoints with ``async def``."""
 
@@ -253,23 +257,32 @@ ObjectIdStr = Annotated[int, IdOf()]
 
 # -- pages ------------------------------------------------------------------------
 
+_Limit = Annotated[int, Field(ge=1, le=100)]
+_After = Annotated[
+    str | None, Field(description="The `next` or `previous` of another page.")
+]
+
 
 class PageQuery(BaseModel):
     """The page of a list that a client asks for.
 
-    For other limits, derive a class and use ``Annotated[..., Query()]``.
+    For other limits, derive a class and use ``Annotated[..., Depends()]``.
 
     :ivar limit: maximum number of items.
     :ivar after: bookmark of the page; None for the first.
     """
 
-    limit: int = Field(default=20, ge=1, le=100)
-    after: str | None = Field(
-        default=None, description="The `next` or `previous` of another page."
-    )
+    limit: _Limit = 20
+    after: _After = None
 
 
-PageDep = Annotated[PageQuery, Query()]
+# As Query(), the class could not have another query parameter beside it, up to
+# FastAPI 0.150; with Depends() alone, a thread would make it.
+async def _page(limit: _Limit = 20, after: _After = None) -> PageQuery:
+    return PageQuery(limit=limit, after=after)
+
+
+PageDep = Annotated[PageQuery, Depends(_page)]
 """The parameters ``limit`` and ``after`` of a request."""
 
 
@@ -325,5 +338,18 @@ def _add_metrics(app: Starlette, path: str) -> Callable[[Cluster], None]:
     def record(cluster: Cluster) -> None:
         app.state.sqla_shard_metrics = PrometheusMetrics(cluster)
 
-    app.add_route(path, respond, include_in_schema=False)
+    _add_route(app, path, respond)
     return record
+
+
+def _add_route(
+    app: Starlette, path: str, respond: Callable[[Request], Awaitable[Response]]
+) -> None:
+    async def route(request: Request) -> Response:
+        if getattr(app.state, _CLUSTER) is None:
+            raise HTTPException(503, "the application has not started")
+        return await respond(request)
+
+    # FastAPI's add_route() ignores the dependencies of the application.
+    add = app.add_api_route if isinstance(app, FastAPI) else app.add_route
+    add(path, route, methods=["GET", "HEAD"], include_in_schema=False)

@@ -7,13 +7,16 @@ status error
        more than a limit of scatter() allows
 404    the shard of the id is not open
 409    another client has changed or taken a key, a row or a neighbour
-503    a server does not respond, or a transaction was repeated without success
+413    a blob is larger than its column
+503    servers do not respond, the cluster is closed, or a transaction lost against
+       another or was repeated without success
 ====== ====================================================================
 
 A response with status 503 has the header ``Retry-After``, except if the
 outcome of a COMMIT is unknown: repeating the request could write twice.
 Messages of errors are logged and not sent to clients: they contain names of
-servers and ids.
+servers and ids.  An ``ExceptionGroup`` of a ``TaskGroup`` is not in the table:
+it is 500, whatever it contains.
 """
 
 from __future__ import annotations
@@ -31,9 +34,12 @@ from sqlalchemy.exc import (
 )
 
 from sqla_shard.cluster.health import Health
+from sqla_shard.dialects import backend_for, Failure
 from sqla_shard.exc import (
+    BlobTooLargeError,
     BlobValueError,
     ClaimLostError,
+    ClusterClosedError,
     CommitUnknownError,
     InvalidBookmarkError,
     InvalidIdError,
@@ -43,10 +49,13 @@ from sqla_shard.exc import (
     KeyUsedError,
     PartialCommitError,
     RetriesExhaustedError,
+    ScatterFailedError,
     ScatterLimitError,
+    ScatterTimeoutError,
     ServerFencedError,
     ServerRetiredError,
     ServerUnreachableError,
+    ShardMissingError,
     ShardMovedError,
     StaleDataError,
     StaleListError,
@@ -85,11 +94,16 @@ ANSWERS: dict[type[Exception], Answer] = {
     KeyUsedError: Answer(409),
     StaleDataError: Answer(409),
     StaleListError: Answer(409),
+    BlobTooLargeError: Answer(413),
+    ClusterClosedError: _REPEATABLE,
     OperationalError: _REPEATABLE,
     RetriesExhaustedError: _REPEATABLE,
+    ScatterFailedError: _REPEATABLE,
+    ScatterTimeoutError: _REPEATABLE,
     ServerFencedError: _REPEATABLE,
     ServerRetiredError: _REPEATABLE,
     ServerUnreachableError: _REPEATABLE,
+    ShardMissingError: _REPEATABLE,
     ShardMovedError: _REPEATABLE,
     TimeoutError: _REPEATABLE,
     CommitUnknownError: Answer(503),
@@ -98,19 +112,32 @@ ANSWERS: dict[type[Exception], Answer] = {
 }
 
 
+#: Of any driver; the error does not say from which server it is.
+_BACKENDS = [backend_for(name, driver="") for name in ("mysql", "sqlite")]
+
+
+def _lost(error: BaseException | None) -> bool:
+    """Return whether a deadlock or the lock of another transaction is the cause."""
+    return error is not None and any(
+        backend.classify(error) in (Failure.CONFLICT, Failure.BUSY)
+        for backend in _BACKENDS
+    )
+
+
 def answer_to(error: Exception) -> Answer:
     """Return the response to an error, and log one with status 503.
 
     :param error: of a class in :data:`ANSWERS`.
-    :raises OperationalError: the error itself, if the connection is intact:
-        MySQL drivers raise it for unknown columns, too, which are a bug of
-        the application.
+    :raises OperationalError: the error itself, if the connection is intact and
+        no other transaction is the cause: MySQL drivers raise it for unknown
+        columns, too, which are a bug of the application.
     """
     kind = next(kind for kind in type(error).__mro__ if kind in ANSWERS)
     if (
         kind is OperationalError
         and isinstance(error, OperationalError)
         and not error.connection_invalidated
+        and not _lost(error.orig)
     ):
         raise error
     answer = ANSWERS[kind]

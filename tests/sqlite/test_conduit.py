@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from fastapi.testclient import TestClient
 
-from examples.conduit.__main__ import main
+from examples.conduit.__main__ import main, show
 from examples.conduit.service import create_app
-from sqla_shard import pack
+from sqla_shard import Cluster, pack
 from sqla_shard.testing import sqlite_topology
 
 
@@ -21,6 +23,13 @@ def client(tmp_path):
 def test_the_demonstration(capsys):
     main()
     assert capsys.readouterr().out.endswith("What is deleted is in no list.\n")
+
+
+def test_no_request_waits_for_a_second_connection(tmp_path):
+    """As many requests as connections would wait for each other."""
+    topology = sqlite_topology(tmp_path, servers=1, shards=2, lookup=1)
+    options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1}
+    asyncio.run(show(Cluster.from_topology(topology, engine_options=options)))
 
 
 def test_ids_of_comments_are_strings_in_openapi(client):

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import pytest
-from fastapi import FastAPI, Query
+from fastapi import BackgroundTasks, Depends, FastAPI, Query
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InvalidRequestError, OperationalError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -35,6 +35,10 @@ from tests.models.flask_app import add_board, Base, BOARD, Board, busy, title_of
 from tests.models.sqlite_files import with_files
 
 BoardId = Annotated[int, IdOf(Board)]
+
+
+class Long(PageQuery):
+    limit: int = Field(default=50, ge=1, le=1000)
 
 
 class BoardOut(BaseModel):
@@ -223,6 +227,24 @@ def test_a_server_that_is_lost_at_the_end(app, path, caplog, monkeypatch):
     assert "a session could not be rolled back" in caplog.text
 
 
+@pytest.mark.parametrize("path", ["/", "/sync"])
+def test_what_runs_after_the_endpoint_cannot_use_its_session(app, path):
+    """It would take a connection that nothing gives back."""
+
+    @app.get("/")
+    async def later(session: SessionDep, tasks: BackgroundTasks) -> None:
+        tasks.add_task(session.get, Board, pack(3, BOARD, 1))
+
+    @app.get("/sync")
+    def later_sync(session: SyncSessionDep, tasks: BackgroundTasks) -> None:
+        tasks.add_task(session.get, Board, pack(3, BOARD, 1))
+
+    with TestClient(app) as client:
+        with pytest.raises(InvalidRequestError, match="permanently closed"):
+            client.get(path)
+        assert busy(cluster_of(app)) == 0
+
+
 # -- ids ----------------------------------------------------------------------
 
 
@@ -302,6 +324,21 @@ def test_pages(app):
     assert PageQuery() == PageQuery(limit=20, after=None)
 
 
+def test_pages_beside_another_parameter(app):
+    @app.get("/")
+    async def show(page: PageDep, word: str = "") -> list[Any]:
+        return [page.limit, page.after, word]
+
+    @app.get("/long")
+    async def show_long(page: Annotated[Long, Depends()], word: str) -> list[Any]:
+        return [page.limit, page.after, word]
+
+    with TestClient(app) as client:
+        assert client.get("/?limit=3&word=sloop").json() == [3, None, "sloop"]
+        assert client.get("/long?after=b&word=sloop").json() == [50, "b", "sloop"]
+        assert client.get("/long?limit=1001&word=sloop").status_code == 422
+
+
 # -- responses ----------------------------------------------------------------
 
 
@@ -311,6 +348,12 @@ _ERRORS = [
     (exc.KeyTakenError(lookup="A", key="k", target_id=3, expires_at=None), 409, None),
     (exc.ServerUnreachableError(server="s", error=OSError("no")), 503, "5"),
     (exc.CommitUnknownError(server="s"), 503, None),
+    (exc.ScatterTimeoutError(servers=("s",), timeout=5.0), 503, "5"),
+    (exc.ScatterFailedError({0: OSError("no")}), 503, "5"),
+    (exc.ClusterClosedError("the cluster is closed"), 503, "5"),
+    (exc.BlobTooLargeError(size=2, limit=1), 413, None),
+    (OperationalError("UPDATE", {}, Exception(1213, "Deadlock")), 503, "5"),
+    (OperationalError("UPDATE", {}, Exception("database is locked")), 503, "5"),
     (OperationalError("SELECT", {}, Exception("unknown column")), 500, None),
     (
         OperationalError("SELECT", {}, Exception("gone"), connection_invalidated=True),
@@ -323,7 +366,7 @@ _ERRORS = [
 @pytest.mark.parametrize(
     ("error", "status", "after"),
     _ERRORS,
-    ids=[f"{type(e).__name__} {s}" for e, s, _ in _ERRORS],
+    ids=[f"{number} {type(e).__name__}" for number, (e, _, _) in enumerate(_ERRORS)],
 )
 def test_errors_have_a_status(app, error, status, after, caplog):
     @app.get("/")
@@ -336,6 +379,19 @@ def test_errors_have_a_status(app, error, status, after, caplog):
     assert response.headers.get("Retry-After") == after
     assert "server s" not in response.text
     assert ("a request failed" in caplog.text) is (status == 503)
+
+
+def test_a_shard_without_its_database(tmp_path):
+    """It is being moved, as far as the process knows."""
+    app = FastAPI()
+    add_cluster(app, sqlite_topology(tmp_path, servers=1, shards=4))
+
+    @app.get("/")
+    async def show(session: SessionDep) -> None:
+        await session.get(Board, pack(3, BOARD, 1))
+
+    with TestClient(app) as client:
+        assert client.get("/").headers["Retry-After"] == "5"
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -402,6 +458,26 @@ def test_health(tmp_path, down, status, every):
         assert response.json()["down"] == [name for name, _ in down]
         assert client.get("/health?all=1").status_code == every
     assert "/health" not in app.openapi()["paths"]
+
+
+@pytest.mark.parametrize("kind", [FastAPI, Starlette])
+def test_routes_before_the_application_has_started(document, kind):
+    app = kind()
+    add_cluster(app, document, health="/health", metrics="/metrics")
+    for path in ("/health", "/metrics"):
+        assert opened(app).get(path).status_code == 503
+
+
+def test_routes_are_protected_by_the_dependencies_of_the_application(document):
+    async def deny():
+        raise HTTPException(401)
+
+    app = FastAPI(dependencies=[Depends(deny)])
+    add_cluster(app, document, health="/health", metrics="/metrics")
+    with TestClient(app) as client:
+        for path in ("/health", "/metrics"):
+            assert client.get(path).status_code == 401
+            assert client.head(path).status_code == 401
 
 
 def test_metrics(document):

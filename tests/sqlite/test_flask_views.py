@@ -109,6 +109,7 @@ _ERRORS = [
     (exc.InvalidKeyError(key="x", reason="no"), 400, None),
     (exc.KeyTakenError(lookup="A", key="k", target_id=3, expires_at=None), 409, None),
     (exc.ServerUnreachableError(server="s", error=OSError("no")), 503, "5"),
+    (exc.BlobTooLargeError(size=2, limit=1), 413, None),
     (exc.CommitUnknownError(server="s"), 503, None),
     (exc.KeyPendingError(lookup="A", key="k", target_id=3), 503, None),
     (OperationalError("SELECT", {}, Exception("unknown column")), 500, None),
