@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.pool import NullPool
 
 from sqla_shard.dialects import backend_for
-from sqla_shard.dialects.base import PasswordSource
+from sqla_shard.dialects.base import PasswordSource, Statement
 from sqla_shard.exc import FleetServerError
 from sqla_shard.exc.base import original, shortened_list
 
@@ -38,8 +38,9 @@ _PARTS = (
 )
 #: Seconds until sessions that were killed have ended.
 _KILL_SECONDS = 10.0
-#: Statements in one round trip.
-_TOGETHER = 256
+#: Statements in one round trip, and their letters: a text that is longer than
+#: max_allowed_packet ends the session.
+_TOGETHER, _PACKET = 256, 2**19
 #: How often a lock of all tables is tried.
 _MAX_TRIES = 5
 _NO_SUCH_THREAD = 1094
@@ -255,14 +256,17 @@ class Admin:
         """
         batch = self._backend.ddl.batch(self._connection)
         assert batch is not None  # noqa: S101 - of PyMySQL
-        left = [(sql, ()) for sql in statements]
         with self._translated():
             try:
-                for start in range(0, len(left), _TOGETHER):
-                    for _, rows in batch.send(left[start : start + _TOGETHER]):
+                for part in _packets(list(statements)):
+                    for _, rows in batch.send(part):
                         yield list(rows)
-            finally:
-                batch.end()
+            except BaseException:
+                # If the session was lost, its error, or Ctrl-C, says why.
+                with suppress(DBAPIError):
+                    batch.end()
+                raise
+            batch.end()
 
     def run_each(self, statements: Iterable[str]) -> None:
         """Run statements; see :meth:`each`."""
@@ -450,6 +454,20 @@ class Admin:
                 number=_GONE,
                 reason="the session was lost by an earlier statement",
             ) from error
+
+
+def _packets(statements: Iterable[str]) -> Iterator[list[Statement]]:
+    """Yield the statements that are sent together."""
+    part: list[Statement] = []
+    size = 0
+    for sql in statements:
+        if part and (len(part) == _TOGETHER or size + len(sql) > _PACKET):
+            yield part
+            part, size = [], 0
+        part.append((sql, ()))
+        size += len(sql)
+    if part:
+        yield part
 
 
 def quoted(name: str) -> str:

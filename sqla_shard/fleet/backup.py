@@ -245,9 +245,9 @@ class _Job:
         if self.source == "standby" and pair.standby is None:
             return ServerPlan(server=pair.name, source=None, databases=sizes)
         with self._connect() as admin:
-            for (database, _), (_, size) in admin.estimates().items():
-                if database in sizes:
-                    sizes[database] += size
+            for table in replication_of(admin).table_sizes(counters=False):
+                if table.database in sizes:
+                    sizes[table.database] += table.bytes
             return ServerPlan(server=pair.name, source=str(admin), databases=sizes)
 
     def _role(self, admin: Admin) -> list[Problem]:

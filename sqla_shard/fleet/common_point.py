@@ -116,8 +116,15 @@ def prepare_snapshot(session: Admin) -> None:
         # The reader waits for the server that it writes to.
         " net_write_timeout = 3600, wait_timeout = 86400"
     )
-    limit = "max_statement_time" if session.is_mariadb else ("max_execution_time")
-    session.run(f"SET SESSION {limit} = 0")
+    _limit_statements(session, 0)
+
+
+def _limit_statements(session: Admin, seconds: float) -> None:
+    """Let the server end statements that take longer; 0 for no limit."""
+    if session.is_mariadb:
+        session.run(f"SET SESSION max_statement_time = {seconds:.0f}")
+    else:
+        session.run(f"SET SESSION max_execution_time = {1000 * seconds:.0f}")
 
 
 #: Connects to a server.
@@ -195,7 +202,7 @@ def common_point(
             other = stack.enter_context(snapshots(two, pairs, timeout=timeout))
             position = f"{mine.position} | {other.position}"
         for session in (*mine.sessions, *other.sessions):
-            _prepare(session)
+            _prepare(session, timeout)
         yield CommonPoint(
             position=position,
             pairs=tuple(zip(mine.sessions, other.sessions, strict=True)),
@@ -213,23 +220,26 @@ class QuietPoint:
     :param first: connects to the first server.
     :param second: connects to the second one.
     :param pairs: number of sessions on each.
+    :param timeout: seconds to wait for each response of these sessions.
     :raises FleetServerError: if a server cannot be connected to.
     """
 
-    def __init__(self, first: Opener, second: Opener, *, pairs: int) -> None:
+    def __init__(
+        self, first: Opener, second: Opener, *, pairs: int, timeout: float
+    ) -> None:
         self._stack = ExitStack()
         self._pairs: list[tuple[Admin, Admin]] = []
         try:
             with first() as one, second() as two:
                 for _ in range(pairs):
                     sessions = (
-                        one.another(timeout=RESPONSE_SECONDS),
-                        two.another(timeout=RESPONSE_SECONDS),
+                        one.another(timeout=timeout),
+                        two.another(timeout=timeout),
                     )
                     for session in sessions:
                         self._stack.callback(session.close)
                         prepare_snapshot(session)
-                        _prepare(session)
+                        _prepare(session, timeout)
                     self._pairs.append(sessions)
         except BaseException:
             self._stack.close()
@@ -252,9 +262,12 @@ class QuietPoint:
         self._stack.close()
 
 
-def _prepare(session: Admin) -> None:
+def _prepare(session: Admin, timeout: float) -> None:
     for statement in SESSION:
         session.run(statement)
+    # The server would go on with a statement that nobody waits for any more, and
+    # each attempt would leave another.
+    _limit_statements(session, timeout)
     if session.is_mariadb:
         # The server would end sessions that wait for the other one.
         session.run("SET SESSION idle_transaction_timeout = 0")

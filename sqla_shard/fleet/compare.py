@@ -79,6 +79,9 @@ _MAX_FAILURES = 3
 #: Seconds between two reports of the progress.
 _PROGRESS_SECONDS = 1.0
 
+#: Seconds that a server is given even after the limit.
+_LEAST_SECONDS = 10.0
+
 # Seconds between two looks at the journal.
 _LOOK_SECONDS = 5.0
 
@@ -427,6 +430,7 @@ class _Comparison:
                 database=database,
                 table=table,
                 reason=f"the limit of {limit:g} s was reached",
+                late=True,
             )
             for database, table in late
         )
@@ -446,12 +450,11 @@ class _Comparison:
             differences=tuple(one.difference for one in self.listed),
             settled=self.settled,
             unread=tuple(self.unread),
-            late=tuple(sorted({database for database, _ in late})),
         )
 
-    def _patience(self) -> float:
+    def _patience(self, least: float = 1.0) -> float:
         """Return for how many seconds the standby may be awaited now."""
-        return max(1.0, min(self.options.patience, self._end - time.monotonic()))
+        return max(least, min(self.options.patience, self._end - time.monotonic()))
 
     # -- rounds -----------------------------------------------------------
 
@@ -469,8 +472,7 @@ class _Comparison:
             pairs=pairs,
             replicates=self.replicates,
             patience=patience,
-            # The limit holds for a server that does not respond any more, too.
-            timeout=min(RESPONSE_SECONDS, max(10.0, self._end - time.monotonic())),
+            timeout=_timeout(self._end - time.monotonic()),
         ) as point:
             self._points.append(point.position)
             self._locked = max(self._locked, point.locked)
@@ -734,7 +736,7 @@ class _Comparison:
         with suppress(FleetServerError):
             if any(one.columns is not None for one in self.listed):
                 with (
-                    self._at_point(1, self.options.patience) as point,
+                    self._at_point(1, self._patience(_LEAST_SECONDS)) as point,
                     ThreadPoolExecutor(1) as pool,
                 ):
                     pair = _Pair(point.pairs[0], pool)
@@ -805,6 +807,16 @@ class _Comparison:
             raise _Interrupted
 
 
+def _timeout(left: float) -> float:
+    """Return the seconds to wait for a response.
+
+    A limit holds for a server that does not respond any more, too.
+
+    :param left: seconds until the limit.
+    """
+    return min(RESPONSE_SECONDS, max(_LEAST_SECONDS, left))
+
+
 def _resized(chunk: int, taken: float, wanted: float) -> int:
     """Return the rows of the next chunk."""
     least, most = _CHUNK
@@ -867,7 +879,9 @@ class CutoverContents:
     def prepare(self) -> None:
         """Open the sessions of the snapshots, if they are not open."""
         if self._quiet is None:
-            self._quiet = QuietPoint(*self._servers, pairs=_THREADS)
+            self._quiet = QuietPoint(
+                *self._servers, pairs=_THREADS, timeout=_timeout(self._limit)
+            )
 
     def take(self, position: str) -> None:
         """Open the snapshots, while neither server is written."""

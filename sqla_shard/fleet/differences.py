@@ -108,11 +108,13 @@ class UnreadPlace(JsonObject):
     :ivar database: name of the database.
     :ivar table: name of the table; empty for the whole database.
     :ivar reason: the reason, and the remedy.
+    :ivar late: whether the reason is that the time was over.
     """
 
     database: str
     reason: str
     table: str = ""
+    late: bool = False
 
     def __str__(self) -> str:
         place = ".".join(filter(None, (self.database, self.table)))
@@ -141,11 +143,9 @@ class DataReport(JsonObject):
     :ivar settled: number of rows of servers without replication between them
         that differed once, and were equal when compared again.
     :ivar unread: tables and databases that were not compared.
-    :ivar late: databases that were not compared, or not to their end, because the
-        time was over; their tables are in ``unread``.
     """
 
-    derived = ("ok",)
+    derived = ("ok", "late")
 
     first: str
     second: str
@@ -161,7 +161,11 @@ class DataReport(JsonObject):
     differences: tuple[Difference, ...]
     settled: int = 0
     unread: tuple[UnreadPlace, ...] = ()
-    late: tuple[str, ...] = ()
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """Databases that were not compared, or not to their end, for lack of time."""
+        return tuple(sorted({one.database for one in self.unread if one.late}))
 
     @property
     def ok(self) -> bool:
@@ -170,7 +174,7 @@ class DataReport(JsonObject):
 
     def summary(self) -> str:
         """Return the last lines of ``str()``, without the differences."""
-        lines = [str(one) for one in self.unread if one.database not in self.late]
+        lines = [str(one) for one in self.unread if not one.late]
         speed = self.rows / self.seconds if self.seconds else 0
         lines.append(
             f"{self.rows:,} rows in {self.tables:,} tables of "

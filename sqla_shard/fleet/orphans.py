@@ -244,6 +244,8 @@ class OrphanChange(FleetOperation):
         chosen, found = self._compared(self._names)
         for orphan in chosen:
             found += (Problem(orphan.database, text) for text in self._faults(orphan))
+        if self._action == "restore":
+            found += _rivals(chosen)
         return found
 
     def _compared(
@@ -297,7 +299,8 @@ class OrphanChange(FleetOperation):
 
     def _rename_back(self) -> str | None:
         if self._action in ("rename", "restore"):
-            back = {new: old for old, new in self._new_names().items()}
+            # Of two that have one original, only the first can have got it.
+            back = {new: old for old, new in reversed(self._new_names().items())}
             self._report_each(_move_tables(self._primary, back))
         elif self._action == "drop":
             there = set(self._primary.databases())
@@ -480,8 +483,11 @@ class OrphanChange(FleetOperation):
             return self._set_fences(chosen)
         admin.run("SET SESSION lock_wait_timeout = 5")
         if self._action == "drop":
-            done: Iterable[object] = admin.each(
-                f"DROP DATABASE IF EXISTS {marked(name)}" for name in self._names
+            # One by one: the server would do the rest of one text after this
+            # process has ended, while the journal says that it was undone.
+            done: Iterable[object] = map(
+                admin.run,
+                (f"DROP DATABASE IF EXISTS {marked(name)}" for name in self._names),
             )
         else:
             done = _move_tables(admin, self._new_names())
@@ -516,6 +522,19 @@ class OrphanChange(FleetOperation):
                 killed += note["killed"]
                 ended += note["ended"]
         return {"databases": len(chosen), "killed": killed, "ended": ended}
+
+
+def _rivals(orphans: Iterable[OrphanDatabase]) -> Iterator[Problem]:
+    """Yield the orphans that have the original of an earlier one."""
+    first: dict[str, str] = {}
+    for orphan in orphans:
+        other = first.setdefault(orphan.original, orphan.database)
+        if other != orphan.database:
+            yield Problem(
+                orphan.database,
+                f"cannot be {orphan.original} again, as {other} can; name the "
+                "databases to restore, one of these two",
+            )
 
 
 def _original(name: str) -> str:
@@ -573,7 +592,9 @@ def _tables_of(admin: Admin, databases: Iterable[str]) -> dict[str, list[str]]:
         " WHERE TABLE_SCHEMA IN %s ORDER BY TABLE_NAME",
         list(found),
     ):
-        found[database].append(name)
+        # MariaDB compares these names without case.
+        if database in found:
+            found[database].append(name)
     return found
 
 

@@ -33,7 +33,6 @@ from dataclasses import replace
 from typing import Any
 
 from sqla_shard.exc import FleetServerError, Problem
-from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.compare import compare_servers, CompareOptions
 from sqla_shard.fleet.copies import abandon_copy, Copy, copy_state, finish_copy
 from sqla_shard.fleet.fences import carry_fences
@@ -222,7 +221,7 @@ class Replica(FleetOperation):
             )
         if self._action == "rebuild":
             found += self._rebuild_problems()
-        self._costs.append(_size(source.admin))
+        self._costs.append(_size(source))
         return found
 
     @as_list
@@ -517,9 +516,9 @@ class Replica(FleetOperation):
         return url_at(pair.primary, address)
 
 
-def _size(admin: Admin) -> str:
-    size = sum(size for _, size in admin.estimates().values())
+def _size(source: Replication) -> str:
+    size = sum(table.bytes for table in source.table_sizes(counters=False))
     return (
-        f"about {size / _GIB:.2f} GiB are copied from {admin}; the "
+        f"about {size / _GIB:.2f} GiB are copied from {source.admin}; the "
         "free space of the target is not known here: compare it"
     )

@@ -595,25 +595,31 @@ class Replication(ABC):
         """
         return None
 
-    def table_sizes(self, database: str | None = None) -> list[TableSize]:
+    def table_sizes(
+        self, database: str | None = None, *, counters: bool = True
+    ) -> list[TableSize]:
         """Return the tables of all databases but those of the system.
 
         :param database: name of the only one that is read; None for all.
+        :param counters: whether to read AUTO_INCREMENT, for which the server
+            opens tables.
         """
         # Not those of the system: the server would open its views.
         name: object = sorted(SYSTEM) if database is None else database
         only = "NOT IN %s" if database is None else "= %s"
         # Not a join: MariaDB compares each table with each column of all others.
-        types = {
-            (schema, table): column_type
-            for schema, table, column_type in self.admin.rows(
-                "SELECT table_schema, table_name, column_type"  # noqa: S608 - the name is a parameter
-                " FROM information_schema.columns"
-                f" WHERE extra LIKE %s AND table_schema {only}",
-                "%auto_increment%",
-                name,
-            )
-        }
+        types: dict[tuple[str, str], str] = {}
+        if counters:
+            types = {
+                (schema, table): column_type
+                for schema, table, column_type in self.admin.rows(
+                    "SELECT table_schema, table_name, column_type"  # noqa: S608 - the name is a parameter
+                    " FROM information_schema.columns"
+                    f" WHERE extra LIKE %s AND table_schema {only}",
+                    "%auto_increment%",
+                    name,
+                )
+            }
         places = self.admin.rows(
             "SELECT table_schema, table_name"  # noqa: S608 - likewise
             " FROM information_schema.tables"
@@ -625,7 +631,7 @@ class Replication(ABC):
         # The server opens only tables of these names, for their counters.
         asked = {place[1] for place in places if place in types}
         asked |= {place[1] for place in places if place not in estimates}
-        counters = {}
+        next_ids = {}
         if asked:
             for schema, table, size, rows, next_id in self.admin.rows(
                 "SELECT table_schema, table_name,"  # noqa: S608 - likewise
@@ -638,14 +644,14 @@ class Replication(ABC):
                 name,
             ):
                 estimates[schema, table] = int(rows), int(size)
-                counters[schema, table] = int(next_id or 1)
+                next_ids[schema, table] = int(next_id or 1)
         return [
             TableSize(
                 database=place[0],
                 table=place[1],
                 bytes=estimates[place][1],
                 rows=estimates[place][0],
-                next_id=counters.get(place) if place in types else None,
+                next_id=next_ids.get(place) if place in types else None,
                 id_type=types.get(place, ""),
             )
             for place in places

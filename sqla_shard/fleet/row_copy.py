@@ -26,8 +26,9 @@ from sqla_shard.fleet.common_point import Snapshots, snapshots
 COPY_DATABASE = "sqla_shard_copy"
 """Database that marks the target of a copy; it is never copied itself."""
 
-# Only the one after the columns, not a part of a comment.
-_AUTO_INCREMENT = re.compile(r"\) ENGINE=\w+( AUTO_INCREMENT=(\d+))")
+# Only the one after the columns, not a part of a comment; between them MySQL
+# writes the tablespace, in a comment.
+_AUTO_INCREMENT = re.compile(r"\n\) (?:/\*.*?\*/ )?ENGINE=\w+( AUTO_INCREMENT=(\d+))")
 _MAX_SHOWN = 5
 _MIB = 2**20
 #: Rows that are fetched together; tables that are looked at together, and rows of
@@ -89,7 +90,7 @@ def tables_of(
     admin: Admin, databases: Iterable[str]
 ) -> dict[tuple[str, str], ServerTable]:
     """Return the tables of some databases, by database and name."""
-    names = tuple(databases)
+    names = frozenset(databases)
     if not names:
         return {}
     columns: dict[tuple[str, str], list[StoredColumn]] = defaultdict(list)
@@ -97,17 +98,22 @@ def tables_of(
         "SELECT table_schema, table_name, column_name, data_type, extra"
         " FROM information_schema.columns WHERE table_schema IN %s"
         " ORDER BY table_schema, table_name, ordinal_position",
-        names,
+        sorted(names),
     ):
         # MySQL says DEFAULT_GENERATED of a column with a default.
         generated = "GENERATED" in extra.replace("DEFAULT_GENERATED", "")
         if not generated:
             columns[database, table].append(StoredColumn(name=name, type=kind.lower()))
-    places = admin.rows(
-        "SELECT table_schema, table_name FROM information_schema.tables"
-        " WHERE table_type = 'BASE TABLE' AND table_schema IN %s",
-        names,
-    )
+    places = [
+        (database, name)
+        for database, name in admin.rows(
+            "SELECT table_schema, table_name FROM information_schema.tables"
+            " WHERE table_type = 'BASE TABLE' AND table_schema IN %s",
+            sorted(names),
+        )
+        # MariaDB compares these names without case.
+        if database in names
+    ]
     sizes = admin.estimates()
     return {
         (database, name): ServerTable(

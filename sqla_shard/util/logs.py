@@ -14,7 +14,7 @@ class _CarefulLog(logging.LoggerAdapter[logging.Logger]):
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         try:
-            self.logger.log(level, msg, *args, **{"stacklevel": 3, **kwargs})
+            self.logger.log(level, msg, *args, **{"stacklevel": 2, **kwargs})
         except Exception:
             # Its stream is closed, or it belongs to an application.
             with suppress(ValueError, OSError):

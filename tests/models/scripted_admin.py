@@ -63,6 +63,7 @@ class ScriptedAdmin:
 
     rows = mappings
     estimates = Admin.estimates
+    databases = Admin.databases
 
     def value(self, sql: str, *parameters: object) -> Any:
         ((found,),) = self.rows(sql, *parameters)

@@ -73,6 +73,8 @@ def test_an_unreadable_row(topology, ids):
     done = run(topology, "check")
     assert done.exit_code == 1
     assert f"{ids[50]}: a row of packed: no dictionary has" in done.stdout
+    (row,) = json.loads(run(topology, "check", "--json").stdout)["unreadable"]
+    assert row["object_id"] == str(ids[50])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ import pytest
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.checksums import ComparedColumn, ComparedColumns, key_of
-from sqla_shard.fleet.compare import _Comparison, _Pair, _Unit, CompareOptions
+from sqla_shard.fleet.compare import (
+    _Comparison,
+    _Pair,
+    _Unit,
+    CompareOptions,
+    CutoverContents,
+)
 from sqla_shard.fleet.differences import _counter, DataReport, Difference, UnreadPlace
 from sqla_shard.fleet.replication import MariaDBReplication, MySQLReplication
 from tests.models.scripted_admin import ScriptedAdmin
@@ -44,6 +50,60 @@ def test_the_rate_holds_for_small_tables_too(monkeypatch):
     # The second time it waits before it reads.
     assert next(one for one in waits if one[0]) == (104, 2)
     assert comparison.rows == 6
+
+
+class Opened(ScriptedAdmin):
+    """Opens other sessions; remembers their time-outs, and what they run."""
+
+    def __init__(self):
+        super().__init__()
+        self.timeouts = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *details):
+        pass
+
+    def another(self, *, timeout):
+        self.timeouts.append(timeout)
+        return self
+
+    close = __exit__
+
+
+def test_a_cutover_waits_for_no_response_beyond_its_limit():
+    """Nor does the server go on with a statement that is not waited for."""
+    one, two = Opened(), Opened()
+    two.is_mariadb = True
+    contents = CutoverContents(
+        *(lambda: one, lambda: two, list), limit=20.0, operation=None
+    )
+    contents.prepare()
+    assert {*one.timeouts, *two.timeouts} == {20.0}
+    limits = [text for text in one.texts if "max_execution_time" in text]
+    assert limits[-1] == "SET SESSION max_execution_time = 20000"
+    limits = [text for text in two.texts if "max_statement_time" in text]
+    assert limits[-1] == "SET SESSION max_statement_time = 20"
+
+
+def test_differences_are_compared_again_for_some_seconds_after_the_limit(monkeypatch):
+    comparison = _Comparison(
+        *(None, None, True, CompareOptions(limit=1.0)), watch=bool, point=None
+    )
+    comparison._end = 0.0
+    one = Difference(database="d", table="t", kind="row", key=(1,))
+    columns = ComparedColumns("d", "t", [column("n", "int")], "PRIMARY", ["n"])
+    comparison._report(one, columns, ("1",))
+    waits = []
+
+    def point(pairs, patience):
+        waits.append(patience)
+        raise FleetServerError(server="a", number=0, reason="late")
+
+    monkeypatch.setattr(comparison, "_at_point", point)
+    comparison._again()
+    assert waits == [10.0]
 
 
 class Inline:
@@ -188,6 +248,16 @@ class TestReports:
         assert not report.ok
         assert "d.t: not compared: lost" in str(report)
         assert "equal" not in str(report)
+
+    def test_an_error_in_a_database_that_is_late(self):
+        places = (
+            UnreadPlace(database="d", table="t", reason="lost"),
+            UnreadPlace(database="d", table="u", reason="limit", late=True),
+        )
+        report = self.report(unread=places)
+        assert report.late == ("d",)
+        assert "d.t: not compared: lost" in report.summary()
+        assert "d.u" not in report.summary()
 
     def test_the_number_of_unlisted_rows(self):
         one = Difference(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
-from sqla_shard.exc import FleetSetupError
+import pytest
+from pymysql.err import OperationalError
+from sqlalchemy.exc import DBAPIError
+
+from sqla_shard.exc import FleetServerError, FleetSetupError
 from sqla_shard.fleet import Account
-from sqla_shard.fleet.admin import quoted
+from sqla_shard.fleet.admin import _packets, Admin, quoted
+from sqla_shard.fleet.orphans import _tables_of
+from sqla_shard.fleet.replica import _size
 from sqla_shard.fleet.replication import MariaDBReplication, MySQLReplication
 from sqla_shard.fleet.row_copy import (
     _AUTO_INCREMENT,
@@ -15,6 +21,7 @@ from sqla_shard.fleet.row_copy import (
     literal,
     ServerTable,
     StoredColumn,
+    tables_of,
 )
 from tests.models.scripted_admin import ScriptedAdmin
 
@@ -84,6 +91,86 @@ def test_the_counter_of_a_comment_is_not_that_of_the_table():
         ") ENGINE=InnoDB AUTO_INCREMENT=42 DEFAULT CHARSET=utf8mb4"
     )
     assert _AUTO_INCREMENT.search(sql)[2] == "42"
+
+
+def test_the_counter_of_a_table_with_a_tablespace():
+    sql = (
+        "CREATE TABLE `t` (\n  `a` int\n) /*!50100 TABLESPACE `ts1` */"
+        " ENGINE=InnoDB{} DEFAULT CHARSET=utf8mb4"
+    )
+    shown = ("t", sql.format(" AUTO_INCREMENT=42"))
+    assert definition_in(shown, ScriptedAdmin()) == (sql.format(""), 42)
+
+
+def test_the_size_of_tables_without_persistent_statistics():
+    admin = ScriptedAdmin(
+        {
+            "innodb_table_stats": [("d", "a", 1, 2**30)],
+            "data_length": [("d", "b", 2**30, 1, None)],
+            "information_schema.tables": [("d", "a"), ("d", "b")],
+        }
+    )
+    assert _size(MySQLReplication(admin)).startswith("about 2.00 GiB are copied")
+
+
+class WithoutCase(ScriptedAdmin):
+    """A server that compares names of databases without case, as MariaDB does."""
+
+    def each(self, statements):
+        return ([(text, "CREATE")] for text in statements)
+
+
+def test_databases_whose_names_differ_in_case():
+    admin = WithoutCase(
+        {
+            "columns": [],
+            "table_stats": [],
+            ".tables": [("Shard_1", "t"), ("shard_1", "u")],
+            ".TABLES": [("Shard_1", "t"), ("shard_1", "u")],
+        }
+    )
+    assert set(tables_of(admin, ["shard_1"])) == {("shard_1", "u")}
+    assert _tables_of(admin, ["shard_1"]) == {"shard_1": ["u"]}
+
+
+class Lost:
+    """Sends nothing, as the session has ended."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def send(self, statements):
+        raise self._error
+
+    def end(self):
+        raise driver_error(0, "")
+
+
+def driver_error(number, text):
+    return DBAPIError(None, None, OperationalError(number, text))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "text"),
+    [
+        (driver_error(2013, "Lost connection"), FleetServerError, "2013"),
+        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt, "Ctrl-C"),
+    ],
+)
+def test_the_first_error_of_statements_sent_together(error, raised, text):
+    admin = Admin.__new__(Admin)
+    admin.name, admin.host, admin.port = "server1", "a", 3306
+    ddl = SimpleNamespace(batch=lambda connection: Lost(error))
+    admin._backend, admin._connection = SimpleNamespace(ddl=ddl), None
+    with pytest.raises(raised, match=text):
+        admin.run_each(["SELECT 1"])
+
+
+def test_how_many_statements_are_sent_together():
+    for count, size, parts in ((257, 9, [256, 1]), (5, 2**18, [2, 2, 1]), (0, 0, [])):
+        found = _packets(["x" * size] * count)
+        assert [len(part) for part in found] == parts
+    assert len(next(_packets(["x" * 2**20]))) == 1
 
 
 def test_definitions_of_mysql_do_not_depend_on_how_they_were_written():

@@ -57,6 +57,10 @@ class UnreadableRow:
     object_id: int
     reason: str
 
+    def as_dict(self) -> dict[str, str]:
+        """Return JSON values; the id as a text, since JavaScript rounds it."""
+        return {"object_id": str(self.object_id), "reason": self.reason}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RewriteProgress:
