@@ -205,7 +205,7 @@ def rewrite_command(
     """
     options["on_progress"] = ProgressLines(_line)
     report = _run(settings, models, name, rewrite, as_data, **options)
-    end(is_good=not report.unreadable, is_read=not report.unreachable)
+    end(is_good=not report.unreadable_rows, is_read=not report.unreachable)
 
 
 @click.command(
@@ -232,7 +232,7 @@ def check_command(
     """
     options["on_progress"] = ProgressLines(_line)
     report = _run(settings, models, name, check, as_data, **options)
-    end(is_good=not report.unreadable, is_read=not report.unreachable)
+    end(is_good=not report.unreadable_rows, is_read=not report.unreachable)
 
 
 @click.command(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from sqla_shard.cli.fleet_operations import fleet_of, read_json, terminable
 from sqla_shard.cli.options import (
@@ -34,7 +35,7 @@ from sqla_shard.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sqla_shard.fleet.differences import Difference
     from sqla_shard.fleet.fleet import Fleet
@@ -358,19 +359,37 @@ def _databases_of(fleet: Fleet, server: str, shards: str) -> list[str]:
 
 def _left(fleet: Fleet, server: str, late: Sequence[str]) -> str:
     """Return how to compare what there was no time for."""
-    from sqla_shard.fleet.fleet import shard_of
+    from sqla_shard.fleet.fleet import pair_named, shard_of
     from sqla_shard.topology.keyspaces import as_ranges
 
     topology = fleet.topology()
-    places = [shard_of(topology, name) for name in late]
-    shards = sorted({place[1] for place in places if place is not None})
-    rest = f"--shards {as_ranges(shards, len(shards)).replace(' ', '')}"
-    if None in places:
-        rest = f"--databases {','.join(late)}"
-    return (
-        f"{len(late):,} databases are left; compare them with: "
-        f"sqla-shard fleet verify {server} {rest}"
-    )
+    rest = ["--databases", ",".join(late)]
+    # Of an orphan the option --shards would choose nothing.
+    if {*late} <= {*pair_named(topology, server).databases()}:
+        places = (shard_of(topology, name) for name in late)
+        shards = sorted({place[1] for place in places if place is not None})
+        rest = ["--shards", as_ranges(shards, len(shards)).replace(" ", "")]
+    words = ["sqla-shard", "fleet", "verify", server, *rest, *_given()]
+    return f"{len(late):,} databases are left; compare them with: {shlex.join(words)}"
+
+
+def _given() -> Iterator[str]:
+    """Yield the options of this command, but those that choose databases."""
+    from sqla_shard.fleet.fleet import bare_url
+
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = str(option.name)
+        if (
+            isinstance(option, click.Option)
+            and name in context.params.keys() - {"databases", "shards"}
+            and context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        ):
+            yield option.opts[-1]
+            if not option.is_flag:
+                value = context.params[name]
+                text = f"{value:.15g}" if isinstance(value, float) else str(value)
+                yield bare_url(text)
 
 
 def _show_difference(second: str, difference: Difference) -> None:

@@ -141,11 +141,12 @@ class Settings:
         if self.named is not None:
             return self.named
         # The second one is what dev up writes.
-        for name in (DEFAULT_FILE, "topology.json"):
+        names = DEFAULT_FILE, "topology.json"
+        for name in names:
             if Path(name).is_file():
                 return name
         raise click.ClickException(
-            f"{DEFAULT_FILE} not found in the current directory; specify "
+            f"{' or '.join(names)} not found in the current directory; specify "
             f"a topology with --topology PATH or {VARIABLE}=PATH"
         )
 

@@ -245,7 +245,10 @@ class ReferencesReport:
         return not self.unreachable and all(d.repaired for d in self.deviations)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON values; other keys as strings."""
+        """Return the attributes as JSON values.
+
+        Keys of rows are numbers and texts, such as ``"2026-01-02T03:04:05"``.
+        """
         return {
             "ok": self.ok,
             "references": {

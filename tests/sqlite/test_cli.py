@@ -103,7 +103,8 @@ def test_no_topology(tmp_path, monkeypatch):
     done = invoke("where", SEVEN)
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("sqla-shard: error: topology.toml not found")
+    names = "topology.toml or topology.json"
+    assert done.stderr.startswith(f"sqla-shard: error: {names} not found")
     assert "--topology PATH or SQLA_SHARD_TOPOLOGY=" in done.stderr
 
 

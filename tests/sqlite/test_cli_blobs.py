@@ -104,3 +104,17 @@ def test_a_shard_that_was_missing_is_rewritten_when_the_run_is_repeated(topology
     assert document(topology, "rewrite", "--resume", position)["rewritten"] == len(ids)
     assert not position.exists()
     assert document(topology, "status", "--rows")["versions"][0]["rows"] == 0
+
+
+def test_a_row_that_was_unreadable_before_an_interruption(topology, ids):
+    with Cluster.from_file(topology) as cluster:
+        set_raw(cluster, Packed, ids[-1], b"\xfdabc and more")
+    position = topology.parent / "position.json"
+    file = min(topology.parent.glob("server1/*"))
+    moved = file.rename(file.with_name("away"))
+    done = run(topology, "rewrite", "--resume", position)
+    assert (done.exit_code, f"{ids[-1]}: " in done.stdout) == (3, True)
+    moved.rename(file)
+    done = run(topology, "rewrite", "--resume", position)
+    assert done.exit_code == 1
+    assert "1 unreadable\n1 more are unreadable; see: sqla-shard" in done.stdout

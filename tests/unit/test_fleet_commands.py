@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import pytest
@@ -12,7 +12,8 @@ import pytest
 import sqla_shard.fleet
 from sqla_shard.cli.output import FAILED
 from sqla_shard.exc import FleetServerError, FleetSetupError, OperationFailedError
-from sqla_shard.fleet import apply
+from sqla_shard.fleet import apply, compare
+from sqla_shard.fleet.differences import DataReport, UnreadPlace
 from sqla_shard.fleet.runner import KINDS
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.command_line import invoke, write
@@ -296,3 +297,29 @@ def test_watching_needs_zookeeper(run):
     done = run("watch")
     assert done.exit_code == FAILED
     assert "topology push FILE" in done.output
+
+
+@pytest.mark.parametrize(
+    ("late", "chosen"),
+    [
+        (("db00001", "db00002"), "--shards 1-2"),
+        (("db00001", "moved_db00012_20260101000000"), "--databases db00001,moved"),
+        (("odd 'name'",), """--databases 'odd '"'"'name'"'"''"""),
+    ],
+)
+def test_the_command_that_compares_the_rest(run, monkeypatch, late, chosen):
+    report = DataReport(
+        **dict.fromkeys([one.name for one in fields(DataReport)], 0)
+        | {"points": (), "differences": ()}
+    )
+    unread = tuple(
+        UnreadPlace(database=name, reason="limit", late=True) for name in late
+    )
+    report = replace(report, unread=unread)
+    monkeypatch.setattr(compare, "verify_data", lambda *_, **__: report)
+    options = "--against mysql://10.0.0.7 --no-replication --rate 0.5 --limit 1e6"
+    given = options.replace("//", "//user:secret@").split()
+    done = run("verify", "server1", *given, "--shards", "1-2")
+    command = done.stdout.splitlines()[-1].partition("compare them with: ")[2]
+    assert command.startswith(f"sqla-shard fleet verify server1 {chosen}")
+    assert command.endswith(options.replace("1e6", "1000000"))

@@ -89,7 +89,9 @@ class RewriteReport(ShardsReport):
         meanwhile, and that were not written.
     :ivar bytes_before: size of the blobs that were rewritten, before.
     :ivar bytes_after: their size now.
-    :ivar unreadable: rows that cannot be read, at most 1,000.
+    :ivar unreadable: rows that cannot be read, at most 1,000, and only those that
+        were read since the last interruption.
+    :ivar unreadable_rows: number of all rows that cannot be read.
     :ivar unreachable: shards that could not be read, by server.
     """
 
@@ -99,6 +101,7 @@ class RewriteReport(ShardsReport):
     changed: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
+    unreadable_rows: int = 0
     unreadable: list[UnreadableRow] = field(default_factory=list)
     unreachable: list[UnreachableServer] = field(default_factory=list)
 
@@ -106,11 +109,14 @@ class RewriteReport(ShardsReport):
         first = (
             f"{self.table}: {self.rows:,} rows read, {self.rewritten:,} "
             f"rewritten, {self.changed:,} changed meanwhile, "
-            f"{len(self.unreadable):,} unreadable"
+            f"{self.unreadable_rows:,} unreadable"
         )
         if self.rewritten:
             first += f"; {self.bytes_before:,} bytes before, {self.bytes_after:,} after"
         rows = [f"{one.object_id}: {one.reason}" for one in self.unreadable]
+        left = self.unreadable_rows - len(rows)
+        if left:
+            rows.append(f"{left:,} more are unreadable; see: sqla-shard blobs check")
         return "\n".join([first, *rows, *unreachable_lines(self.unreachable)])
 
 
@@ -195,6 +201,7 @@ def _run(
         changed=counts["changed"],
         bytes_before=counts["bytes_before"],
         bytes_after=counts["bytes_after"],
+        unreadable_rows=counts["unreadable"],
         unreadable=unreadable[:_MOST],
         unreachable=[*report.unreachable],
     )
@@ -237,7 +244,8 @@ class _BlobRows(Check):
             else:
                 self.unreadable.pop(object_id, None)
                 readable.append((object_id, value, moment, blob))
-        counts: Counter[str] = Counter()
+        # Saved in the position file, unlike the rows.
+        counts = Counter(unreadable=len(rows) - len(readable))
         if self._writes:
             self._write(session, place, readable, counts)
         last = rows[-1][0] if rows else after
