@@ -63,9 +63,12 @@ _COMPARED = {"field": _ALL, "strcmp": _ALL}
 #: Functions that compare their arguments.
 _COMPARING = frozenset(["field", "greatest", "least", "max", "min", "nullif", "strcmp"])
 #: Functions that read a text as a time of day: MySQL finds "20:24" in that of a
-#: moment with its offset, and both servers in that of a date.
+#: moment with its offset, and both servers in that of a date; some only MariaDB.
 _READING_TIMES = frozenset(
-    ["hour", "microsecond", "minute", "second", "time", "time_to_sec"]
+    [
+        *("addtime", "hour", "microsecond", "minute", "second", "subtime", "time"),
+        *("time_format", "time_to_sec", "timediff"),
+    ]
 )
 _COMPARISONS = frozenset(
     [

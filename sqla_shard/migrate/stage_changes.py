@@ -116,7 +116,8 @@ class Switch:
         if is_mysql(engine.dialect.name):
             with engine.connect() as connection:
                 found = connection.exec_driver_sql(_CHARACTER_SETS).one()
-            if others := {*found} - {"utf8mb4"}:
+            # That of results is NULL if the server does not convert them.
+            if others := {*map(str, found)} - {"utf8mb4"}:
                 lines.append(
                     f"connections to the database have the character set "
                     f"{', '.join(sorted(others))}, and other characters become "

@@ -7,9 +7,11 @@ import re
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 
 from sqla_shard import Cluster
+from sqla_shard.dialects.mysql.catalogue import MySQLCatalogue
 from sqla_shard.schema import verify
 from sqla_shard.schema.drift import Copies
 from tests.servers.drift import (
@@ -347,6 +349,32 @@ def test_more_variants_than_are_read_one_by_one(fleet: Any) -> None:
     assert [variant.count for variant in drift.others] == [1] * (count - 1)
     # So many differences are enough.
     assert sum(bool(variant.diff) for variant in drift.others) == 16
+
+
+@pytest.mark.only_on("mariadb")  # MySQL is not asked which have foreign keys
+def test_databases_whose_names_differ_in_case(fleet: Any) -> None:
+    server = fleet.servers[0]
+    names = ("db_Case", "db_case")
+    try:
+        for n, name in enumerate(names):
+            server.root_execute(f"CREATE DATABASE {name}")
+            server.root_execute(
+                f"CREATE TABLE {name}.pins (id INT PRIMARY KEY, other INT, "
+                f"CONSTRAINT of_{n} FOREIGN KEY (other) REFERENCES pins (id))"
+            )
+        url, connect = "mysql+pymysql://", server.root_connect
+        engine = create_engine(url, creator=connect, poolclass=NullPool)
+        with engine.connect() as connection:
+            read = MySQLCatalogue().digests
+            before = [read(connection, [name]) for name in names]
+            for n, name in enumerate(names):
+                server.root_execute(f"ALTER TABLE {name}.pins DROP FOREIGN KEY of_{n}")
+            after = [read(connection, [name]) for name in names]
+    finally:
+        for name in names:
+            server.root_execute(f"DROP DATABASE IF EXISTS {name}")
+    assert before[0] != after[0]
+    assert before[1] != after[1]
 
 
 def test_a_server_that_does_not_care_for_the_case_of_names(server_kind: Kind) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, create_engine, Integer, make_url, MetaData, Table
+from sqlalchemy import Column, create_engine, Integer, make_url, MetaData, Table, text
 from sqlalchemy.pool import NullPool
 
 from sqla_shard import Cluster, schema
@@ -143,7 +143,8 @@ def test_models_are_compared_without_keys_that_a_server_makes(
     engine = create_engine(url, poolclass=NullPool)
     topology = topology_of(objects="objects", main="global")
     metadata = MetaData()
-    pins = Table("pins", metadata, Column("n", Integer), info={"keyspace": "main"})
+    number = Column("n", Integer, server_default=text("(1+2)"))
+    pins = Table("pins", metadata, number, info={"keyspace": "main"})
     with switched_on(server, "sql_generate_invisible_primary_key"):
         revisions = Revisions(tmp_path / "revisions", engine, topology)
         revisions.generate(metadata, "main")
@@ -152,6 +153,9 @@ def test_models_are_compared_without_keys_that_a_server_makes(
         revisions.check(metadata, "main")
         # A difference is found nevertheless.
         pins.append_column(Column("ts", Integer))
-        text = revisions.generate(metadata, "main")
-    assert "add_column('pins'" in text
-    assert "my_row_id" not in text
+        revision = revisions.generate(metadata, "main")
+    assert "add_column('pins'" in revision
+    assert "my_row_id" not in revision
+    revisions.upgrade()
+    with switched_on(server, "sql_require_primary_key"):
+        revisions.check(metadata, "main")

@@ -180,6 +180,21 @@ def two(*arguments: Any) -> MetaData:
     return metadata
 
 
+def parted(default: str) -> MetaData:
+    """Return a table with partitions, which has no temporary copy."""
+    counter = Column("c", Integer, server_default=text(default))
+    return table(counter, mysql_partition_by="HASH(id)", mysql_partitions="2")
+
+
+def searched(default: str) -> MetaData:
+    """Return a table with a FULLTEXT index, which has no temporary copy."""
+    return table(
+        Column("c", Integer, server_default=text(default)),
+        Column("words", Text),
+        Index("words_in", "words", mysql_prefix="FULLTEXT"),
+    )
+
+
 def _colours(*names: str) -> Enum:
     return Enum(*names, name="colour")
 
@@ -285,6 +300,18 @@ SERVER_CHANGES: list[tuple[Any, Any, str]] = [
         column(Integer, server_default=text("(1+3)")),
         "server_default=sa.text('(1+3)')",
     ),
+    (
+        column(Integer, server_default=text("(1+2)")),
+        column(Numeric(5, 1), server_default=text("(5/2)")),
+        "server_default=sa.text('(5/2)')",
+    ),
+    (
+        column(String(9), server_default="a\u2028b"),
+        column(String(9), server_default="a\u2028c"),
+        "server_default='a\\u2028c'",
+    ),
+    (parted("1"), parted("2"), "server_default=sa.text('2')"),
+    (searched("1"), searched("2"), "server_default=sa.text('2')"),
     (
         column(mysql.TIMESTAMP(fsp=6), nullable=False, server_default=text(_TIME)),
         column(

@@ -229,6 +229,7 @@ class BesideSuite(Suite):
             (Thing.at, utc),
             (Thing.day, datetime(utc.year, utc.month, utc.day)),
         ):
+            before = moment - timedelta(seconds=1)
             since = timedelta(
                 hours=moment.hour,
                 minutes=moment.minute,
@@ -243,6 +244,10 @@ class BesideSuite(Suite):
                 (func.max(func.hour(func.coalesce(field, field))), moment.hour),
                 (extract("minute", field), moment.minute),
                 (func.time(field), since),
+                (func.time_format(field, "%H:%i"), f"{moment:%H:%M}"),
+                (func.timediff(field, field), timedelta()),
+                (func.hour(func.addtime(field, "00:00:01")), moment.hour),
+                (func.hour(func.subtime(field, "00:00:01")), before.hour),
                 (cast(field, mysql.TIME(fsp=6)), since),
                 (func.floor(func.time_to_sec(field)), since // timedelta(seconds=1)),
             ):
