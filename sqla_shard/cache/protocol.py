@@ -18,7 +18,6 @@ database is read.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,12 +30,13 @@ from typing import Any, Protocol, TypeVar
 from sqla_shard.cache.stores import Found, State, Store
 from sqla_shard.exc.base import summary
 from sqla_shard.outbox.tables import TOKEN_BYTES
+from sqla_shard.util.logs import careful_log
 
 # -- Statistics: each class has its own counters; those of tombstones belong to
 # the region, as the tombstones of a transaction are put together.
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

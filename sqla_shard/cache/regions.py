@@ -25,7 +25,6 @@ rows of the application must invalidate the same keys on the same nodes::
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import re
 import threading
@@ -41,6 +40,7 @@ from sqla_shard.cache.protocol import Times
 from sqla_shard.cache.stores import check_seconds, LONGEST, Store
 from sqla_shard.outbox.tables import LONGEST_REGION
 from sqla_shard.util.json_values import parsed_toml
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.masking import MASK
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ _ARGUMENTS = {
 _DEFAULTS = Times()
 _STORE = "_sqla_shard_store"
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 _lock = threading.Lock()
 
 _NUMBERS = ("expiration_time", "expire_nothing", "lease", "tombstone", "wait")

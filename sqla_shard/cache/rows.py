@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import logging
 import re
 import threading
 import weakref
@@ -39,6 +38,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.session.get import ANSWERS, CacheMismatch, INCLUDE_INACTIVE
 from sqla_shard.session.session import separate_session
 from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.util.logs import careful_log
 
 # -- Generations of servers.
 #
@@ -214,7 +214,7 @@ def _answer(cursor: Any, statement: str, parameters: Any, context: Any) -> bool:
 T = TypeVar("T")
 K = TypeVar("K")
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Execution options of reads for the cache: all rows, and no flush.
 OPTIONS = {INCLUDE_INACTIVE: True, "autoflush": False}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -77,6 +76,7 @@ from sqla_shard.session.session import SessionContext
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import Fixed, Follower, SourceReport
 from sqla_shard.types.compression import DICTIONARIES
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard.cache import Cache, Cached
@@ -86,7 +86,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: The clusters of this process that have a cache.  A dictionary: other threads
 #: open clusters while a WeakSet is iterated, which then raises an error.
@@ -384,6 +384,7 @@ class Cluster(FromSources, EventTarget):
         :raises KeyUsedError: if an earlier transaction with the key has
             committed, on the shard that this one has written first.
         :raises ValueError: if the key is not valid.
+        :raises OptionError: if ``fn`` is ``async def``.
         """
         return run(
             lambda session: fn(session, *args, **kwargs),

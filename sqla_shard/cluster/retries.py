@@ -16,11 +16,11 @@ seconds.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
+from inspect import iscoroutine
 from time import monotonic
 from typing import Any, Generic, TYPE_CHECKING, TypeVar
 
@@ -30,6 +30,7 @@ from sqla_shard.cluster.event_loops import AsyncSessionContext, AsyncShardSessio
 from sqla_shard.dialects import Backend, Failure
 from sqla_shard.exc import (
     CommitUnknownError,
+    OptionError,
     PartialCommitError,
     RetriesExhaustedError,
     ServerFencedError,
@@ -42,6 +43,7 @@ from sqla_shard.exc.base import summary
 from sqla_shard.outbox.transaction_keys import Token
 from sqla_shard.session import ShardSession
 from sqla_shard.session.session import SessionContext
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.pace import jittered
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ __all__ = ["Retries", "repeat", "repeat_awaited"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 _REPEATABLE = (Failure.CONFLICT, Failure.BUSY, Failure.LOST, Failure.FENCED)
 _REPEATABLE_ERRORS = (
@@ -427,7 +429,16 @@ def run(
     def attempt() -> T:
         with state.begin(begin()) as opened:
             state.follow(opened)
-            state.results.append(fn(opened))
+            result = fn(opened)
+            if iscoroutine(result):
+                result.close()  # otherwise Python warns, too
+                raise OptionError(
+                    "is async def, and its code has not run; "
+                    "await cluster.async_run(fn)",
+                    option="fn",
+                    value=result.__qualname__,
+                )
+            state.results.append(result)
         return state.results[0]
 
     def look(token: Token) -> tuple[T] | None:

@@ -226,10 +226,13 @@ class FollowLists:
                 "owner_id",
                 count_slots=count_slots,
             )
-        every = (self.users, self.boards, self.users_reversed, self.boards_reversed)
-        #: The tables that there are.
-        self.tables = [one for one in every if not isinstance(one, _NoEdges)]
         self._both = self._relations_statement()
+
+    @property
+    def tables(self) -> list[EdgeTable]:
+        """The tables that there are."""
+        every = (self.users, self.boards, self.users_reversed, self.boards_reversed)
+        return [one for one in every if not isinstance(one, _NoEdges)]
 
     def __repr__(self) -> str:
         user = f"{self.user.__module__}.{self.user.__qualname__}"

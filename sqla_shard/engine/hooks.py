@@ -12,7 +12,6 @@ matters.  The table does not contain:
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -46,6 +45,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.exc.base import summary
 from sqla_shard.topology import Topology
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.sqlalchemy_private import call_last_first
 from sqla_shard.util.weak_keys import WeakKeys
 
@@ -523,7 +523,7 @@ def _moved(
 # Servers that were removed from the topology while they are in use
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Maximum number of stored URLs: no transaction can still be open on servers
 #: that were removed earlier.

@@ -21,7 +21,6 @@ import asyncio
 import contextvars
 import heapq
 import itertools
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
@@ -35,9 +34,10 @@ from sqlalchemy import Connection
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqla_shard.dialects.polling import PolledCall, PolledConnection, Poller
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import in_children
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 T = TypeVar("T")
 

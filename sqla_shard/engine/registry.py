@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import weakref
@@ -45,12 +44,13 @@ from sqla_shard.exc import (
 )
 from sqla_shard.ids import check_shard_id, IdLayout
 from sqla_shard.topology import fill, Keyspace, Server, server_names, Topology
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import in_children
 from sqla_shard.util.weak_keys import WeakKeys
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Seconds for which close() waits without a word.
 _SILENT = 1.0

@@ -350,7 +350,7 @@ class ReferenceIncompleteError(ReferenceTableError):
 
 
 class OptionError(MessageError, ValueError):
-    """Raised when a setting of the cache, or of metrics, is not valid.
+    """Raised when a setting or argument is not valid.
 
     :ivar option: name of the setting.
     :ivar value: the value that was given.

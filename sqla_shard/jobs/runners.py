@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import os
 import queue
+import sys
 import threading
+import traceback
+import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -38,6 +40,7 @@ from sqla_shard.outbox.apply import place_at
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util.logs import careful_log
 from sqla_shard.util.pace import jittered
+from sqla_shard.util.unrun import is_unrun
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -242,6 +245,8 @@ def _failed(task: Task, running: RunningJob, error: BaseException) -> JobOutcome
         ending=ending,
         error=summary(error),
         delay=task.retry.delay(running.job.attempt),
+        # It has run already, or would fail again.
+        is_final=isinstance(error, TaskDefinitionError),
     )
 
 
@@ -271,16 +276,26 @@ def _in_this_process() -> Iterator[None]:
 
     It would be a second worker, with the connections of its parent.
     """
-    parent, status = os.getpid(), 1
+    parent = os.getpid()
     try:
         yield
-        status = 0
-    except SystemExit as error:
-        status = int(bool(error.code))
-        raise
-    finally:
+    except BaseException as error:
         if os.getpid() != parent:
-            os._exit(status)
+            _end_child(error)
+        raise
+    if os.getpid() != parent:
+        _end_child(SystemExit(0))
+
+
+def _end_child(error: BaseException) -> None:
+    """End a process as Python does, but without the threads of its parent."""
+    code = error.code if isinstance(error, SystemExit) else error
+    with contextlib.suppress(Exception):  # its streams may be closed
+        if not isinstance(code, int | None):
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit((code if isinstance(code, int) else int(code is not None)) & 255)
 
 
 def _refuse_unrun(task: Task, result: Any) -> None:
@@ -290,13 +305,10 @@ def _refuse_unrun(task: Task, result: Any) -> None:
 
     :raises TaskDefinitionError: if it is one.
     """
-    is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
-    if is_generator or inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()  # otherwise Python warns, too
+    if is_unrun(result):
         raise TaskDefinitionError(
-            f"it has returned {shown(result)}, and its code has not run; a task is "
-            "a function without yield, and async def if it awaits",
+            f"it has returned {shown(result)}, whose code has not run: return "
+            "None, or await it in an async def; a task is a function without yield",
             task=task.name,
         )
 
@@ -347,10 +359,30 @@ async def _result_of(
     """Await the function; return what would end the event loop."""
     try:
         with _in_this_process():
-            _refuse_unrun(task, await awaited)
+            _refuse_unrun(task, await _alone(awaited))
     except (SystemExit, KeyboardInterrupt) as error:
         return error
     return None
+
+
+@types.coroutine
+def _alone(awaited: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Await the function; end a child that it has forked where it waits.
+
+    The event loop would run the other jobs of the parent, too.
+    """
+    parent, resume, value = os.getpid(), awaited.send, None
+    while True:
+        try:
+            step = resume(value)
+        except StopIteration as end:
+            return end.value
+        if os.getpid() != parent:
+            os._exit(1)
+        try:
+            resume, value = awaited.send, (yield step)
+        except BaseException as error:
+            resume, value = awaited.throw, error
 
 
 def _options(running: RunningJob) -> dict[str, Any]:

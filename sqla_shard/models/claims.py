@@ -9,7 +9,6 @@ with its token in the condition; its former holder can then not confirm it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,9 +32,10 @@ from sqla_shard.models.lookup_table import (
     statements_of,
     TOKEN_BYTES,
 )
-from sqla_shard.outbox.apply import function_named, operation_name, register_for
+from sqla_shard.outbox.apply import call_operation, operation_name, register_for
 from sqla_shard.outbox.operations import add_pending, Operation
 from sqla_shard.session import ShardSession
+from sqla_shard.util.logs import careful_log
 
 #: Default lifetime of a claim.
 LIFETIME = timedelta(minutes=15)
@@ -363,7 +363,7 @@ def _check_one_shard(table: LookupAccess, texts: Sequence[str]) -> None:
 # the row by its unique token.
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -527,7 +527,7 @@ def _undo_object(
 ) -> None:
     """Delete an object that lost its key."""
     if undo is not None:
-        function_named(undo)(session, target_id)
+        call_operation(session, undo, target_id)
         return
     made = session.get(link(cls).target, target_id) if is_new else None
     if made is not None:

@@ -37,7 +37,7 @@ from sqla_shard.models.mapping_list import (
 from sqla_shard.models.mapping_mixin import MappingMixin
 from sqla_shard.models.registration import retried_once, run, run_awaited, Saga
 from sqla_shard.models.spread_list import is_moving, list_of, readdress
-from sqla_shard.outbox.apply import function_named, operation_name, register_for
+from sqla_shard.outbox.apply import call_operation, operation_name, register_for
 from sqla_shard.outbox.operations import add_pending
 from sqla_shard.planning import has_objects, routes, spec_of
 from sqla_shard.session import INCLUDE_INACTIVE, ShardSession
@@ -187,7 +187,7 @@ def call(session: ShardSession, written: Place, one: Call, is_here: bool) -> Non
     """
     name, place, arguments = one
     if is_here:
-        function_named(name)(session, **arguments)
+        call_operation(session, name, **arguments)
     else:
         add_pending(session, written, name, [(place, arguments)])
 

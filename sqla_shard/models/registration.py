@@ -10,7 +10,6 @@ committed, and claims expire.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -48,9 +47,10 @@ from sqla_shard.models.lookup_table import (
     table_with_keys,
     TOKEN_BYTES,
 )
-from sqla_shard.outbox.apply import function_named
+from sqla_shard.outbox.apply import call_operation
 from sqla_shard.outbox.operations import Operation
 from sqla_shard.session import ShardSession
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -148,7 +148,7 @@ def retried_once(function: Callable[..., T]) -> Saga[T]:
     return done
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 # -- signing up
@@ -363,7 +363,7 @@ def _undo(
     """Delete an object, and add operations that release its keys."""
     first = claims[0].lookup
     call = undo_call(session, first, made, undo)
-    function_named(call.operation)(session, **call.arguments)
+    call_operation(session, call.operation, **call.arguments)
     leave_calls(
         session,
         place_of(session, first, made.target_id),

@@ -20,7 +20,6 @@ that one UPDATE issues numbers for many rows, and nothing depends on
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from itertools import count as counting
@@ -49,10 +48,11 @@ from sqla_shard.engine.pools import server_name
 from sqla_shard.engine.registry import filled
 from sqla_shard.exc import IdServiceError
 from sqla_shard.exc.base import original
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.pace import jittered
 from sqla_shard.util.processes import in_children
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Seconds for which a server that has failed is asked after the others.
 _REST = 5.0

@@ -9,7 +9,6 @@ a crash prevents this, the operation is applied again, which does nothing.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,11 +32,14 @@ from sqla_shard.exc import (
     ServerUnreachableError,
     UnknownOperationError,
 )
+from sqla_shard.exc.base import shown
 from sqla_shard.outbox.tables import APPLIED, INTENTS
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.source_lines import definition_of
+from sqla_shard.util.unrun import is_unrun
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -169,9 +171,33 @@ def function_named(name: str) -> Callable[..., Any]:
     return found
 
 
+def call_operation(session: Any, name: str, /, *args: Any, **arguments: Any) -> None:
+    """Call the function of an operation.
+
+    :raises UnknownOperationError: if it is not registered in this process.
+    :raises OperationDefinitionError: if its code has not run.
+    """
+    refuse_unrun(name, function_named(name)(session, *args, **arguments))
+
+
+def refuse_unrun(name: str, result: Any) -> None:
+    """Refuse the result of an operation whose code has not run.
+
+    It would be treated as applied.
+
+    :raises OperationDefinitionError: if it is one.
+    """
+    if is_unrun(result):
+        raise OperationDefinitionError(
+            f"it has returned {shown(result)}, and its code has not run; an "
+            "operation is a function without yield, and not async def",
+            operation=name,
+        )
+
+
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Maximum number of attempts of a transaction after conflicts.
 _CONFLICT_ATTEMPTS = 3
@@ -367,7 +393,8 @@ def _apply(
         guard.watch(session)
         # Pass a copy: a retry must not see arguments that the function has
         # changed.
-        function(session, **deepcopy(operation.arguments))
+        result = function(session, **deepcopy(operation.arguments))
+        refuse_unrun(operation.operation, result)
         session.flush()
         guard.open(session)
         session.commit()

@@ -15,7 +15,6 @@ rolled back could also be cached.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +43,7 @@ from sqla_shard.outbox.tables import check_keys, LONGEST_REGION, OUTBOX, TOKEN_B
 from sqla_shard.session import ShardSession
 from sqla_shard.types import UTCTimestamp
 from sqla_shard.util.json_values import JsonObject
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -188,7 +188,7 @@ class DrainReport:
         return f"{self.removed} removed, {left} left, {unknown} of unknown regions"
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 _BATCH = 500
 

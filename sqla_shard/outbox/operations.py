@@ -24,6 +24,7 @@ from sqla_shard.outbox.apply import (
     microseconds,
     PendingOperation,
     refuse_autocommit,
+    refuse_unrun,
     register,
 )
 from sqla_shard.outbox.tables import INTENTS, LONGEST_NAME, TOKEN_BYTES
@@ -146,6 +147,7 @@ class Operation(Generic[P]):
 
         :returns: whether the function was called.
         :raises OperationArgumentError: if the arguments cannot be stored.
+        :raises OperationDefinitionError: if the code of the function has not run.
         :raises CrossShardWriteError: if the transaction writes another
             shard, and does not have ``cross_shard="logged"``.
         """
@@ -161,7 +163,7 @@ class Operation(Generic[P]):
             or log.first[0].address == place.address
         ):
             function: Callable[..., Any] = self.function
-            function(session, **arguments)
+            refuse_unrun(self.name, function(session, **arguments))
             return True
         if log.cross_shard is None:
             log.wrote(place, f"the operation {self.name}")  # raises
@@ -221,7 +223,11 @@ class Operation(Generic[P]):
 
 def _check_function(function: Any, name: str) -> inspect.Signature:
     """Return the signature of a function, if it can be an operation."""
-    runs_later = inspect.iscoroutinefunction, inspect.isgeneratorfunction
+    runs_later = (
+        inspect.iscoroutinefunction,
+        inspect.isgeneratorfunction,
+        inspect.isasyncgenfunction,
+    )
     if not callable(function) or any(one(function) for one in runs_later):
         raise OperationDefinitionError(
             f"{function!r} must be a function that takes a session, without yield, "

@@ -6,7 +6,6 @@ the other servers.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -20,6 +19,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unreachable import for_each_shard, UnreachableServer
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.session import ShardSession
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -34,7 +34,7 @@ Read = Callable[[ShardSession, Sequence[Place]], list[T]]
 #: Returns whether a shard with a missing table or database has no rows.
 IsEmpty = Callable[[Place, ShardMissingError], bool]
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 def scan(

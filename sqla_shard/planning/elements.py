@@ -308,9 +308,9 @@ def _id_labelled(clause: Any, statement: Any) -> Any:
         return clause
     # Servers prefer a column of that name.
     hidden = any(
-        other.name == named.name
+        isinstance(source, TextClause)  # it may have one
+        or any(other.name == named.name for other in _all_columns(source))
         for source in statement.get_final_froms()
-        for other in _all_columns(source)
     )
     return clause if hidden else column
 

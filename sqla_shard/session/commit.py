@@ -20,7 +20,6 @@ are not detected.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import choice
@@ -41,6 +40,7 @@ from sqla_shard.session.get import INCLUDE_INACTIVE, refuse_cached_autocommit
 from sqla_shard.session.insert import ids_of
 from sqla_shard.session.transaction import PendingInvalidation, ReadingLost, refuse_lost
 from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard import ShardSession
@@ -51,7 +51,7 @@ __all__ = ["OUTCOMES", "CommitReport", "Commits"]
 
 _LATEST = ("AUTOCOMMIT", "READ COMMITTED")
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 OUTCOMES = ("committed", "read", "failed", "unknown", "partial")

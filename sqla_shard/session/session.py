@@ -20,7 +20,6 @@ cannot be merged correctly.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -78,6 +77,7 @@ from sqla_shard.session.transaction import (
     TransactionLog,
 )
 from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -773,7 +773,7 @@ def _loaded_as(instance: object, names: Iterable[str] | None) -> Iterable[str] |
 listen(ShardSession)
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 class SessionContext:

@@ -9,6 +9,7 @@
 ``source_lines``        where a statement is executed, a function defined
 ``sqlalchemy_helpers``  ordered tables; listeners that are registered for a time
 ``sqlalchemy_private``  private names of SQLAlchemy
+``unrun``               results of functions whose code has not run
 ``weak_keys``           values of objects, for as long as the objects exist
 """
 

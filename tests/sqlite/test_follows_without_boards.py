@@ -39,7 +39,10 @@ class Post(ObjectMixin, Base, type_id=1, colocate_with="user_id"):
 
 follows = Follows(Base, user=User, name="people", count_slots=2)
 stored = StoredFollows(follows)
-feed = Feed(Base, follows=follows, post=Post, name="people_feeds")
+feeds = [
+    Feed(Base, follows=one, post=Post, name=f"people_feeds_{number}")
+    for number, one in enumerate((follows, stored))
+]
 
 
 @pytest.fixture
@@ -92,7 +95,8 @@ def test_lists_and_counts(cluster, ids):
         assert follows.following(session, bob, [ada]) == {}
 
 
-def test_feeds(cluster, ids):
+@pytest.mark.parametrize("feed", feeds, ids=["tables", "stored"])
+def test_feeds(cluster, ids, feed):
     ada, bob, *_ = ids
 
     def publish(session: ShardSession, author_id: int) -> int:

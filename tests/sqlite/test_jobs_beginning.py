@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from dataclasses import replace
 from time import monotonic
@@ -45,7 +47,76 @@ def running_of(cluster: Cluster, job: Any) -> RunningJob:
     return RunningJob(cluster, job, expires=monotonic() + 60, lease=60)
 
 
+class TestChildren(Suite):
+    """Processes that a task forks are none of the worker."""
+
+    def test_the_child_of_an_awaited_task_runs_no_other(
+        self, cluster, near, defined, tmp_path
+    ):
+        ran = tmp_path / "ran"
+        events: dict[str, asyncio.Event] = {}
+
+        def event_of(name: str) -> asyncio.Event:
+            return events.setdefault(name, asyncio.Event())
+
+        async def other() -> None:
+            event_of("waits").set()
+            await event_of("forked").wait()
+            with ran.open("a") as file:
+                file.write("x")
+
+        async def forks() -> None:
+            await event_of("waits").wait()
+            child = os.fork()
+            event_of("forked").set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if child:
+                os.waitpid(child, 0)
+
+        for function in (other, forks):
+            defined(function, in_transaction=False).enqueue_now(cluster, near=near)
+        assert work(cluster, "own", concurrency=2).succeeded == 2
+        assert ran.read_text() == "x"
+
+    def test_a_child_ends_with_its_code_and_its_error(
+        self, cluster, near, defined, capfd
+    ):
+        codes: list[int] = []
+
+        def forks(number: int) -> None:
+            child = os.fork()
+            if child:
+                codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            elif number:
+                sys.exit(number)
+            else:
+                raise ValueError("of the child")
+
+        made = defined(forks, in_transaction=False)
+        for number in (0, 3):
+            made.enqueue_now(cluster, number, near=near)
+        assert work(cluster, "own", concurrency=1).succeeded == 2
+        assert sorted(codes) == [1, 3]
+        assert "ValueError: of the child" in capfd.readouterr().err
+
+
 class TestEnds(Suite):
+    def test_what_has_run_is_not_repeated(self, cluster, near, defined):
+        """It has had its effect, although what it returns has not run."""
+        calls: list[int] = []
+
+        def returns_a_generator() -> object:
+            calls.append(1)
+            return (one for one in calls)
+
+        made = defined(returns_a_generator, in_transaction=False, max_attempts=3)
+        made.enqueue_now(cluster, near=near)
+        assert work(cluster, "own").failed == 1
+        (row,) = rows(cluster)
+        assert (row.state, len(calls)) == (JobState.FAILED, 1)
+        assert "return None, or await it" in row.error
+
     @pytest.mark.parametrize("is_async", [False, True])
     def test_the_last_attempt_is_not_repeated(self, cluster, near, defined, is_async):
         calls: list[int] = []

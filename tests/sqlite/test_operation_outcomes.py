@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
+from sqla_shard.exc import OperationDefinitionError
 from tests.models.operation_models import add, operations_on_sqlite, points
 from tests.suites import operation_outcomes
+from tests.suites.jobs_working import BrokenHandler
 from tests.suites.operations import FAR, NEAR
 
 cluster = operations_on_sqlite()
@@ -33,6 +37,43 @@ class TestOutcomes(operation_outcomes.Outcomes):
         (one,) = cluster.pending()
         assert "rolled back its transaction" in one.error
         assert points(cluster, [ids[NEAR], ids[FAR]]) == [1, 0]
+
+    def test_a_call_that_runs_nothing_is_not_applied(self, cluster, ids, defined):
+        """As one of a decorated ``async def``, whose wrapper is a function."""
+
+        async def awaited(session, account_id): ...
+
+        def wrapped(session, account_id):
+            return awaited(session, account_id)
+
+        wrapped = defined(wrapped)
+        with (
+            cluster.begin() as session,
+            pytest.raises(OperationDefinitionError, match="has not run"),
+        ):
+            wrapped.intend(session, ids[NEAR])
+        with cluster.begin(cross_shard="logged") as session:
+            add(session, ids[NEAR], 1)
+            wrapped.intend(session, ids[FAR])
+        (one,) = cluster.pending()
+        assert "has not run" in one.error
+
+    def test_a_handler_of_the_log_that_fails(self, cluster, ids, defined):
+        """It does not fail a COMMIT that has succeeded."""
+
+        def fails(session, account_id):
+            raise ValueError
+
+        fails, handler = defined(fails), BrokenHandler()
+        logging.getLogger("sqla_shard").addHandler(handler)
+        try:
+            with cluster.begin(cross_shard="logged") as session:
+                add(session, ids[NEAR], 1)
+                fails.intend(session, ids[FAR])
+        finally:
+            logging.getLogger("sqla_shard").removeHandler(handler)
+        assert len(session.pending) == 1
+        assert points(cluster, [ids[NEAR]]) == [1]
 
 
 autocommitting = operations_on_sqlite(engine_options={"isolation_level": "AUTOCOMMIT"})

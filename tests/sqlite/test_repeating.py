@@ -12,7 +12,12 @@ import pytest
 from sqlalchemy import event, func, select
 
 from sqla_shard import Cluster
-from sqla_shard.exc import CommitUnknownError, RetriesExhaustedError, ServerRetiredError
+from sqla_shard.exc import (
+    CommitUnknownError,
+    OptionError,
+    RetriesExhaustedError,
+    ServerRetiredError,
+)
 from sqla_shard.testing import sqlite_topology
 from tests.models.models import Base, Pin
 
@@ -53,6 +58,14 @@ def test_commits_of_the_function_itself(cluster: Cluster, key: str | None) -> No
     with pytest.raises(ServerRetiredError):
         cluster.run(write, key=key, timeout=1)
     assert count(cluster) == 1
+
+
+def test_a_function_that_is_async_def(cluster: Cluster) -> None:
+    async def write(session: Any) -> None:
+        session.add(pin("it"))
+
+    with pytest.raises(OptionError, match=r"has not run.*async_run"):
+        cluster.run(write)
 
 
 @KEYS

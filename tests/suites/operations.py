@@ -446,8 +446,11 @@ class Arguments(Suite):
         def yields(session, account_id):
             yield session
 
+        async def does_both(session, account_id):
+            yield session
+
         for function in (
-            *(awaited, yields),
+            *(awaited, yields, does_both),
             lambda session: None,
             lambda session, *ids: None,
             lambda session, **more: None,

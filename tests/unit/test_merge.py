@@ -12,8 +12,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, func, Integer, MetaData, select, Table
+from sqlalchemy import Column, func, Integer, MetaData, select, Table, text
 
+from sqla_shard import ShardedId
 from sqla_shard.engine import scatter
 from sqla_shard.engine.merge import (
     Coalesce,
@@ -29,6 +30,7 @@ from sqla_shard.engine.merge import (
 from sqla_shard.engine.values import Fraction, Text
 from sqla_shard.exc import ScatterLimitError, ScatterUnsupportedError
 from sqla_shard.planning import plan, Spread
+from sqla_shard.planning.elements import by_id_columns
 from sqla_shard.planning.having import Compared
 
 
@@ -340,6 +342,14 @@ def test_a_subquery_is_not_computed_without_the_rows_of_its_shard() -> None:
     for condition in (func.max(table.c.b) > alike.scalar_subquery(), alike.exists()):
         with pytest.raises(ScatterUnsupportedError, match="a subquery or window"):
             plan(groups.having(condition), {}, Spread())
+
+
+def test_the_label_of_an_id_beside_sql_as_text() -> None:
+    """The text may have a column of that name, which servers would prefer."""
+    table = Table("pins", MetaData(), Column("local_id", ShardedId(1)))
+    label = table.c.local_id.label("x")
+    statement = select(label).select_from(text("json_each('[1]')")).order_by("x")
+    assert by_id_columns(statement) is statement
 
 
 def test_too_many_groups_are_not_computed() -> None:

@@ -8,7 +8,6 @@ other thread in at the worst time, if they can.
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import threading
 import weakref
@@ -26,6 +25,7 @@ from sqla_shard.cluster.cluster import all_caches
 from sqla_shard.exc import DictionaryNotFoundError
 from sqla_shard.migrate.shadow import ShadowCounts
 from sqla_shard.types.compression import Dictionaries
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.weak_keys import WeakKeys
 from tests.servers.following import TIMEOUT, topology
 
@@ -139,7 +139,7 @@ def test_dictionaries_are_searched_while_clusters_are_opened() -> None:
 def test_one_caller_at_a_time_tries_a_node_that_has_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log = logging.getLogger("test_threads")
+    log = careful_log("test_threads")
     breaker = Breaker(log, "memcached", "127.0.0.1:1", 30.0)
     together(lambda number: breaker.record_failure(OSError("refused")))
     assert breaker.failures == THREADS

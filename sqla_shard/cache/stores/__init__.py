@@ -241,7 +241,13 @@ class Breaker:
     :ivar failures: the number of failures: no response, or a malformed one.
     """
 
-    def __init__(self, log: logging.Logger, kind: str, name: str, retry: float) -> None:
+    def __init__(
+        self,
+        log: logging.LoggerAdapter[logging.Logger],
+        kind: str,
+        name: str,
+        retry: float,
+    ) -> None:
         self.failures = 0
         self._log = log
         self._kind = kind

@@ -11,7 +11,6 @@ does not include the resolution of a host name: prefer addresses.
 
 from __future__ import annotations
 
-import logging
 import select
 import socket
 import threading
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqla_shard import exc
 from sqla_shard.cache.stores import Breaker, split
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import in_children
 
 try:
@@ -51,7 +51,7 @@ _ERRORS = (OSError, MemcacheError, LookupError, ValueError)
 #: Slots of the table of nodes: enough to give each node an equal share.
 _SLOTS = 4096
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 def parse_server(server: str) -> tuple[str, int] | str:

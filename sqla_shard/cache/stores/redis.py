@@ -27,7 +27,6 @@ server whose clock is set forward: tombstones expire by it.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
@@ -48,6 +47,7 @@ from sqla_shard.cache.stores import (
     State,
 )
 from sqla_shard.outbox.tables import check_keys, TOKEN_BYTES
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ _BUSY = Found(State.BUSY)
 _BLOCKED = Found(State.BLOCKED)
 _LOST = Found(State.LOST)
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 class RedisStore:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import logging
 import os
 import re
 import stat
@@ -21,6 +20,7 @@ from sqla_shard.exc import Problem, ShardError, TopologyError
 from sqla_shard.topology import diff, FileSource, to_json, Topology
 from sqla_shard.topology.changes import check_newer
 from sqla_shard.util.files import replace_file
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.pace import jittered
 from sqla_shard.util.processes import in_children
 
@@ -234,7 +234,7 @@ class FollowedSource(Protocol):
         ...
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 State = Literal["fixed", "current", "stale", "closed"]
 

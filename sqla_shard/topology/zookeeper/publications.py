@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime, UTC
@@ -14,6 +13,7 @@ from sqla_shard.topology import read_document, redact, Topology, TopologyDiff
 from sqla_shard.topology.generations import numbers
 from sqla_shard.topology.history import HistoryEntry, PublicationNote
 from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import ZooKeeperStore
@@ -48,7 +48,7 @@ LOCK = f"{FLEET}/lock"
 #: Fleet operations that have ended.
 OPERATIONS = f"{FLEET}/history"
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ see them.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -63,13 +62,14 @@ from sqla_shard.topology.zookeeper.publications import (
     TOPOLOGY,
 )
 from sqla_shard.topology.zookeeper.store import ProtectedNode
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import Change, VersionCheck
 
 __all__ = ["Publisher"]
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 class Publisher(PublishedTopologies):

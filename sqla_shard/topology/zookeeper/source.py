@@ -26,6 +26,7 @@ from typing import Any
 
 from sqla_shard.exc import MissingExtraError, TopologyUnavailableError
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS, read_document, Topology
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import in_children
 
 try:
@@ -69,7 +70,7 @@ CLIENTS = "/clients"
 #: Options with paths of files.
 _FILES = ("ca", "certfile", "keyfile")
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 # kazoo logs every attempt to connect; the follower logs relevant errors.
 _kazoo_log = logging.getLogger("sqla_shard.kazoo")
