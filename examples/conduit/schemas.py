@@ -19,28 +19,28 @@ class Schema(BaseModel):
 
 
 Text = Annotated[str, Field(min_length=1)]
-Key = Annotated[str, Field(min_length=1, max_length=100)]
+Short = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class Login(Schema):
     """A sign-in."""
 
-    email: Key
-    password: Text
+    email: Short
+    password: Short
 
 
 class NewUser(Login):
     """A sign-up."""
 
-    username: Key
+    username: Short
 
 
 class UserChanges(Schema):
     """Changes of a user; None is left as it is."""
 
-    email: Key | None = None
-    username: Key | None = None
-    password: Text | None = None
+    email: Short | None = None
+    username: Short | None = None
+    password: Short | None = None
     bio: str | None = None
     image: str | None = None
 
@@ -70,7 +70,7 @@ class NewArticle(Schema):
     title: Text
     description: Text
     body: Text
-    tag_list: list[Key] = []
+    tag_list: Annotated[list[Short], Field(max_length=20)] = []
 
 
 class ArticleChanges(Schema):

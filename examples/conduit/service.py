@@ -9,20 +9,20 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import (
     APIRouter,
     Body,
     Depends,
     FastAPI,
-    Header,
     HTTPException,
     Query,
     Request,
     Response,
 )
 from fastapi.responses import JSONResponse
+from fastapi.security import APIKeyHeader
 from pydantic import BaseModel, Field
 from sqlalchemy import func, Select, select
 from starlette.exceptions import HTTPException as AnyHTTPException
@@ -60,6 +60,8 @@ from sqla_shard.lookup import async_change, async_sign_up
 from sqla_shard.models.deletion import async_delete_object
 from sqla_shard.testing import sqlite_topology
 
+T = TypeVar("T")
+
 MAX_OFFSET = 1000
 """Articles that a client can skip."""
 
@@ -87,10 +89,19 @@ async def hash_password(password: str, salt: bytes | None = None) -> str:
     return f"{salt.hex()}.{made.hex()}"
 
 
+TOKEN = APIKeyHeader(name="Authorization", auto_error=False)
+"""The header ``Authorization: Token ...``, as a security scheme of OpenAPI."""
+
+
+def no_entry() -> HTTPException:
+    """Return the error of whoever has to sign in."""
+    return HTTPException(401, headers={"WWW-Authenticate": "Token"})
+
+
 async def find_viewer(
     request: Request,
     cluster: ClusterDep,
-    authorization: Annotated[str | None, Header()] = None,
+    authorization: Annotated[str | None, Depends(TOKEN)],
 ) -> User | None:
     """Return the user who asks, or None."""
     token = (authorization or "").removeprefix("Token ")
@@ -110,7 +121,7 @@ Viewer = Annotated[User | None, Depends(find_viewer)]
 async def require_user(viewer: Viewer) -> User:
     """Return the user who asks, or answer 401."""
     if viewer is None:
-        raise HTTPException(401)
+        raise no_entry()
     return viewer
 
 
@@ -216,7 +227,9 @@ async def show_article(
 ) -> dict[str, ShownArticle]:
     """Return an article as it is now, after a change."""
     async with cluster.async_session() as session:
-        article = await session.get_one(Article, article_id)
+        article = await session.get(Article, article_id)
+        if article is None:
+            raise HTTPException(404)
         (shown,) = await show_articles(session, [article], viewer)
     return {"article": shown}
 
@@ -238,11 +251,29 @@ def new_user(session: ShardSession, given: NewUser, password: str) -> int:
     return user.id
 
 
-def set_fields(session: ShardSession, cls: Any, key: int, values: Any) -> None:
-    """Change fields of an object."""
-    found = session.get_one(cls, key, with_for_update=True)
+def switch_key(
+    session: ShardSession, user_id: int, name: str, old: str, new: str
+) -> None:
+    """Change the address or the name of a user, or answer 409.
+
+    Another request may have changed it after this one has read the user.
+    """
+    user = session.get_one(User, user_id, with_for_update=True)
+    if getattr(user, name) not in (old, new):
+        raise HTTPException(409)
+    setattr(user, name, new)
+
+
+async def set_fields(
+    session: AsyncShardSession, cls: type[T], key: int, values: Mapping[str, Any]
+) -> T:
+    """Change fields of an object and return it, or answer 404."""
+    found = await session.get(cls, key, with_for_update=True)
+    if found is None:
+        raise HTTPException(404)
     for name, value in values.items():
         setattr(found, name, value)
+    return found
 
 
 async def new_article(
@@ -273,6 +304,18 @@ async def new_comment(
     session.add(comment)
     await session.flush()
     return await session.get_one(Comment, comment.id, populate_existing=True)
+
+
+async def remove_comment(
+    session: AsyncShardSession, article_id: int, comment_id: int, author_id: int
+) -> None:
+    """Delete a comment, or answer 403 if it is another author's."""
+    comment = await session.get(Comment, comment_id)
+    if comment is None or comment.article_id != article_id:
+        raise HTTPException(404)
+    if comment.author_id != author_id:
+        raise HTTPException(403)
+    await session.delete(comment)
 
 
 async def change_list(
@@ -314,7 +357,7 @@ async def sign_in(
     salt = bytes.fromhex(kept.partition(".")[0])
     entered = await hash_password(given.password, salt)
     if user is None or not hmac.compare_digest(kept, entered):
-        raise HTTPException(401)
+        raise no_entry()
     return show_account(user, request)
 
 
@@ -331,21 +374,30 @@ async def change_me(
     request: Request,
     cluster: ClusterDep,
 ) -> dict[str, Account]:
-    """Change the user who asks; each key is a transaction of its own."""
+    """Change the user who asks; each key is a transaction of its own.
+
+    A key that is taken is 409, and nothing is changed, unless another user takes
+    it at this moment.
+    """
     values = given.model_dump(exclude_none=True)
     if given.password is not None:
         values["password"] = await hash_password(given.password)
-    for lookup, name in ((UserEmail, "email"), (UserName, "username")):
-        new = values.pop(name, None)
-        if new is not None:
-            old = getattr(me, name)
-            field = {name: new}
-            await async_change(
-                cluster, lookup, old, new, me.id, set_fields, User, me.id, field
-            )
-    async with cluster.async_begin() as session:
-        await session.run_sync(set_fields, User, me.id, values)
-        return show_account(await session.get_one(User, me.id), request)
+    keys: dict[Any, str] = {UserEmail: "email", UserName: "username"}
+    changes = [
+        (lookup, name, getattr(me, name), values.pop(name))
+        for lookup, name in keys.items()
+        if name in values
+    ]
+    async with cluster.async_session() as session:
+        for lookup, _, _, new in changes:
+            if await session.run_sync(lookup.resolve, new) not in (None, me.id):
+                raise HTTPException(409)
+    for lookup, name, old, new in changes:
+        await async_change(
+            cluster, lookup, old, new, me.id, switch_key, me.id, name, old, new
+        )
+    user = await cluster.async_run(set_fields, User, me.id, values)
+    return show_account(user, request)
 
 
 @routes.get("/profiles/{username}")
@@ -466,8 +518,7 @@ async def change_article(
 ) -> dict[str, ShownArticle]:
     """Change an article of one's own."""
     values = given.model_dump(exclude_none=True)
-    async with cluster.async_begin() as session:
-        await session.run_sync(set_fields, Article, article.id, values)
+    await cluster.async_run(set_fields, Article, article.id, values)
     return await show_article(cluster, article.id, me)
 
 
@@ -546,16 +597,10 @@ async def delete_comment(
     article: Read,
     comment_id: Annotated[int, IdOf(Comment)],
     me: Me,
-    session: SessionDep,
+    cluster: ClusterDep,
 ) -> None:
     """Delete a comment of one's own."""
-    comment = await session.get(Comment, comment_id)
-    if comment is None or comment.article_id != article.id:
-        raise HTTPException(404)
-    if comment.author_id != me.id:
-        raise HTTPException(403)
-    await session.delete(comment)
-    await session.commit()
+    await cluster.async_run(remove_comment, article.id, comment_id, me.id)
 
 
 # -- the application ----------------------------------------------------------

@@ -26,6 +26,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from inspect import isawaitable
+from itertools import count
 from typing import Annotated, Any, Generic, TypeVar
 
 from sqla_shard.cluster.cluster import Cluster
@@ -37,20 +38,22 @@ from sqla_shard.session import ShardSession
 from sqla_shard.topology import Topology
 
 try:
-    from fastapi import Depends, FastAPI
+    from fastapi import Depends, FastAPI, HTTPException
     from fastapi.exception_handlers import http_exception_handler
     from pydantic import BaseModel, Field
     from pydantic_core import core_schema
     from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
+    from starlette.exceptions import HTTPException as AnyHTTPException
     from starlette.requests import HTTPConnection, Request
     from starlette.responses import JSONResponse, Response
+    from starlette.websockets import WebSocket, WebSocketState
 except ImportError as error:
     raise MissingExtraError(
         package="FastAPI", extra="fastapi", reason=str(error)
     ) from error
 
 __all__ = [
+    "RESPONSES",
     "ClusterDep",
     "IdOf",
     "ObjectIdStr",
@@ -86,7 +89,7 @@ def add_cluster(
 
     :param cluster: path of the topology file, or URL of a ZooKeeper, which is
         read when the application starts; a topology; or a cluster, which is
-        closed when the application ends.
+        closed when the application ends, so that it can start once.
     :param health: path of a health route, such as ``/health/shards``.  It
         pings every server, for two seconds at most, and returns
         :meth:`.Health.as_dict`.  The status is 503 only if no server responds
@@ -106,11 +109,18 @@ def add_cluster(
             app, f"has a cluster that is open; pass {', '.join(options)} to it"
         )
     inner = app.router.lifespan_context
+    starts = count()
     measure = None if metrics is None else _add_metrics(app, metrics)
     setattr(app.state, _CLUSTER, None)
 
     @asynccontextmanager
     async def lifespan(started: Any) -> AsyncIterator[Any]:
+        if next(starts) and isinstance(cluster, Cluster):
+            raise _setup_error(
+                app,
+                "has closed its cluster when it ended; give add_cluster() a "
+                "topology, from which each start opens one",
+            )
         opened = _opened(cluster, options)
         setattr(app.state, _CLUSTER, opened)
         try:
@@ -142,12 +152,19 @@ def cluster_of(app: Starlette) -> Cluster:
 
     :raises ExtensionSetupError: if it has none, or is not started.
     """
-    cluster: Cluster | None = getattr(app.state, _CLUSTER, None)
+    if not hasattr(app.state, _CLUSTER):
+        raise _setup_error(
+            app,
+            "has no cluster; call add_cluster(app, ...), or, if another "
+            "application mounts it, write its routes in an APIRouter",
+        )
+    cluster: Cluster | None = getattr(app.state, _CLUSTER)
     if cluster is None:
         raise _setup_error(
             app,
-            "has no open cluster; call add_cluster(app, ...), and in tests "
-            "start it: `with TestClient(app) as client:`",
+            "is not started; in tests write `with TestClient(app) as client:`. "
+            "What another application mounts is never started: write its routes "
+            "in an APIRouter",
         )
     return cluster
 
@@ -217,6 +234,8 @@ class IdOf:
     the endpoint checks that the object exists.
 
     :param cls: the object class; None accepts any id.
+    :raises TypeError: if it marks anything but an ``int``; raised when the
+        schema is built.
     """
 
     cls: type[ObjectMixin] | None = None
@@ -235,8 +254,16 @@ class IdOf:
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return core_schema.no_info_plain_validator_function(
-            self._read, serialization=core_schema.to_string_ser_schema(when_used="json")
+        inner = handler(source)
+        if inner["type"] != "int":
+            raise TypeError(
+                f"IdOf marks an int, not {source}; write Annotated[int, IdOf(...)] "
+                "inside it, such as list[Annotated[int, IdOf(...)]]"
+            )
+        return core_schema.no_info_before_validator_function(
+            self._read,
+            inner,
+            serialization=core_schema.to_string_ser_schema(when_used="json"),
         )
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
@@ -302,14 +329,26 @@ class PageOf(BaseModel, Generic[T]):
 
 # -- responses ------------------------------------------------------------------
 
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    answer.status: {} for answer in ANSWERS.values()
+}
+"""The statuses of errors, for OpenAPI: ``FastAPI(responses=RESPONSES)``."""
 
-async def _respond(request: Request, error: Exception) -> Response:
+
+async def _respond(request: HTTPConnection, error: Exception) -> Response | None:
     """Handle an error as the application handles its own ``HTTPException``."""
     status, retry_after = answer_to(error)
+    if (
+        isinstance(request, WebSocket)
+        and request.application_state is WebSocketState.CONNECTED
+    ):
+        # Too late for a response: try again later, or a violation of the policy.
+        await request.close(1013 if status == 503 else 1008)
+        return None
     headers = None if retry_after is None else {"Retry-After": str(retry_after)}
-    handler: Any = request.app.exception_handlers.get(
-        HTTPException, http_exception_handler
-    )
+    known = request.app.exception_handlers
+    kinds = [one for one in (status, HTTPException, AnyHTTPException) if one in known]
+    handler: Any = known[kinds[0]] if kinds else http_exception_handler
     found = handler(request, HTTPException(status, headers=headers))
     response: Response = await found if isawaitable(found) else found
     return response

@@ -44,6 +44,7 @@ from sqla_shard.exc import (
     InvalidBookmarkError,
     InvalidIdError,
     InvalidKeyError,
+    KeyNotHeldError,
     KeyPendingError,
     KeyTakenError,
     KeyUsedError,
@@ -90,6 +91,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     ScatterLimitError: Answer(400),
     UnknownShardError: Answer(404),
     ClaimLostError: Answer(409),
+    KeyNotHeldError: Answer(409),
     KeyTakenError: Answer(409),
     KeyUsedError: Answer(409),
     StaleDataError: Answer(409),
@@ -125,7 +127,7 @@ def _lost(error: BaseException | None) -> bool:
 
 
 def answer_to(error: Exception) -> Answer:
-    """Return the response to an error, and log one with status 503.
+    """Return the response to an error, and log one with status 404 or 503.
 
     :param error: of a class in :data:`ANSWERS`.
     :raises OperationalError: the error itself, if the connection is intact and
@@ -141,7 +143,10 @@ def answer_to(error: Exception) -> Answer:
     ):
         raise error
     answer = ANSWERS[kind]
-    if answer.status == 503:
+    if answer.status == 404:
+        # Perhaps the topology of this process is too old.
+        _log.warning("a request failed: %s", summary(error), extra={"action": "answer"})
+    elif answer.status == 503:
         _log.error(
             "a request failed: %s\n%s",
             summary(error),

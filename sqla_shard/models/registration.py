@@ -398,6 +398,11 @@ def change(
 
     If both keys are equal under the policy of the class, their row remains.
 
+    Calls with different new keys may run at the same time, and each acquires
+    its key: let ``switch`` read the row with ``with_for_update=True`` and raise
+    an error if the field has neither key, which releases the new one.
+    Otherwise the object keeps the new keys of all of them.
+
     :param lookup: the lookup class of the keys.
     :param switch: writes the object's shard; None if no field of the object
         contains the key.

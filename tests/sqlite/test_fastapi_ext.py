@@ -7,10 +7,18 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import pytest
-from fastapi import BackgroundTasks, Depends, FastAPI, Query
+from fastapi import (
+    BackgroundTasks,
+    Depends,
+    FastAPI,
+    Query,
+    WebSocket,
+    WebSocketDisconnect,
+)
+from fastapi.exceptions import HTTPException as FastAPIError
 from fastapi.responses import JSONResponse
 from fastapi.testclient import TestClient
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from sqlalchemy import select
 from sqlalchemy.exc import InvalidRequestError, OperationalError
 from starlette.applications import Starlette
@@ -27,6 +35,7 @@ from sqla_shard.ext.fastapi import (
     PageDep,
     PageOf,
     PageQuery,
+    RESPONSES,
     SessionDep,
     SyncSessionDep,
 )
@@ -113,6 +122,23 @@ def test_closes_when_the_lifespan_of_the_application_fails(document):
         pass
     with pytest.raises(exc.ClusterClosedError):
         title_of(cluster, pack(3, BOARD, 1))
+
+
+def test_a_cluster_starts_once(document):
+    cluster = Cluster.from_topology(document)
+    app = FastAPI()
+    add_cluster(app, cluster)
+    with TestClient(app):
+        pass
+    with pytest.raises(exc.ExtensionSetupError, match="a topology"), TestClient(app):
+        pass
+
+
+def test_applications_without_a_cluster(app):
+    with pytest.raises(exc.ExtensionSetupError, match=r"add_cluster.*APIRouter"):
+        cluster_of(FastAPI())
+    with pytest.raises(exc.ExtensionSetupError, match=r"not started.*APIRouter"):
+        cluster_of(app)
 
 
 def test_settings_that_contradict(app, document):
@@ -271,6 +297,28 @@ def test_what_is_no_id_of_the_class(value):
         BoardOut(id=value, title="Boats")
 
 
+@pytest.mark.parametrize("other", [int | None, list[int], str, str | int])
+def test_ids_are_ints(other):
+    with pytest.raises(TypeError, match=r"IdOf marks an int, not .*list\[Annotated"):
+        TypeAdapter(Annotated[other, IdOf(Board)])
+    inside = TypeAdapter(list[BoardId] | BoardId | None)
+    board_id = pack(3, BOARD, 1)
+    assert inside.validate_python([str(board_id)]) == [board_id]
+    assert inside.validate_python(None) is None
+
+
+@pytest.mark.parametrize(
+    "bounded",
+    [Annotated[int, Field(gt=5), IdOf()], Annotated[int, IdOf(), Field(gt=5)]],
+)
+def test_ids_with_a_limit(bounded):
+    adapter = TypeAdapter(bounded)
+    assert adapter.validate_python("6") == 6
+    with pytest.raises(ValidationError, match="greater than 5"):
+        adapter.validate_python("5")
+    assert adapter.json_schema()["type"] == "string"
+
+
 def test_any_id(app):
     @app.get("/")
     async def echo(ids: Annotated[list[ObjectIdStr], Query()]) -> list[ObjectIdStr]:
@@ -346,6 +394,7 @@ _ERRORS = [
     (exc.InvalidBookmarkError("m", bookmark="b"), 400, None),
     (exc.UnknownShardError(shard_id=9, keyspace="objects", opened=4), 404, None),
     (exc.KeyTakenError(lookup="A", key="k", target_id=3, expires_at=None), 409, None),
+    (exc.KeyNotHeldError(lookup="A", key="k", target_id=3), 409, None),
     (exc.ServerUnreachableError(server="s", error=OSError("no")), 503, "5"),
     (exc.CommitUnknownError(server="s"), 503, None),
     (exc.ScatterTimeoutError(servers=("s",), timeout=5.0), 503, "5"),
@@ -378,7 +427,7 @@ def test_errors_have_a_status(app, error, status, after, caplog):
     assert response.status_code == status
     assert response.headers.get("Retry-After") == after
     assert "server s" not in response.text
-    assert ("a request failed" in caplog.text) is (status == 503)
+    assert ("a request failed" in caplog.text) is (status in {404, 503})
 
 
 def test_a_shard_without_its_database(tmp_path):
@@ -428,6 +477,50 @@ def test_handlers_of_the_application_take_precedence(document, is_async):
         answers = [client.get(f"/{number}") for number in range(3)]
     assert [answer.json() for answer in answers] == ["stale", "taken", "own page"]
     assert answers[2].headers["Retry-After"] == "5"
+
+
+@pytest.mark.parametrize("kind", [503, FastAPIError, HTTPException])
+def test_handlers_of_a_status_or_of_either_class(app, kind):
+    @app.exception_handler(kind)
+    async def page(request, error):
+        return JSONResponse("own page", error.status_code)
+
+    @app.get("/")
+    async def fail() -> None:
+        raise exc.ServerUnreachableError(server="s", error=OSError("no"))
+
+    with TestClient(app) as client:
+        assert client.get("/").json() == "own page"
+
+
+def test_statuses_of_errors_in_openapi():
+    app = FastAPI(responses=RESPONSES)
+
+    @app.get("/")
+    async def show() -> None: ...
+
+    found = app.openapi()["paths"]["/"]["get"]["responses"]
+    assert list(found) == ["200", "400", "404", "409", "413", "503"]
+    assert found["409"] == {"description": "Conflict"}
+
+
+@pytest.mark.parametrize(("key", "code"), [(1, 1013), (999, 1008)])
+def test_errors_of_a_websocket(tmp_path, key, code):
+    app = FastAPI()
+    add_cluster(app, sqlite_topology(tmp_path, servers=1, shards=4))
+
+    @app.websocket("/{shard_id}")
+    async def show(shard_id: int, socket: WebSocket, session: SessionDep) -> None:
+        await socket.accept()
+        await session.get(Board, pack(shard_id, BOARD, 1))
+
+    with (
+        TestClient(app) as client,
+        client.websocket_connect(f"/{key}") as socket,
+        pytest.raises(WebSocketDisconnect) as closed,
+    ):
+        socket.receive_text()
+    assert closed.value.code == code
 
 
 # -- routes -------------------------------------------------------------------
