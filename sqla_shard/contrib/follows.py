@@ -52,7 +52,12 @@ from sqla_shard.contrib.edges import (
     Related,
 )
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import BlockedError, ClassDefinitionError, FollowRefusedError
+from sqla_shard.exc import (
+    BlockedError,
+    ClassDefinitionError,
+    FollowError,
+    FollowRefusedError,
+)
 from sqla_shard.ids import DEFAULT_LAYOUT, unpack
 from sqla_shard.models.deletion import Call, call, Part, register_belongings, Work
 from sqla_shard.models.id_sources import require_default_layout
@@ -98,6 +103,12 @@ class AudienceBatch(NamedTuple):
     position: list[int] | None
 
 
+_NO_BOARDS = (
+    "this graph of follows has no boards: give Follows() board= and owner=, or "
+    "discard the operation"
+)
+
+
 class _NoEdges(EdgeTable):
     """The table of a graph without boards: nobody has chosen one."""
 
@@ -105,6 +116,9 @@ class _NoEdges(EdgeTable):
         self.name = "no boards"
         self.listeners = []
         self.counts = None
+
+    def place(self, session: ShardSession, source_id: int) -> Place:
+        raise FollowError(_NO_BOARDS)
 
     def current(self, session: ShardSession, source_id: int, target_id: int) -> Edge:
         return Edge()
@@ -738,9 +752,10 @@ class Follows(FollowLists):
         """Return the owner of a board."""
         board = None if self.board is None else session.get(self.board, board_id)
         if board is None:
-            name = "board" if self.board is None else self.board.__name__
             raise FollowRefusedError(
-                f"there is no {name} {board_id}",
+                _NO_BOARDS
+                if self.board is None
+                else f"there is no {self.board.__name__} {board_id}",
                 follower_id=follower_id,
                 target_id=board_id,
             )

@@ -217,7 +217,7 @@ class JobOptions:
                 self.run_after.astimezone(UTC)
             except OverflowError:
                 raise JobOptionError(
-                    "is outside the years 1 to 9999 in UTC",
+                    "is outside the years 1 to 9999 in UTC; pass a time in them",
                     option="run_after",
                     value=self.run_after,
                 ) from None

@@ -334,7 +334,9 @@ async def _within(
 
     :raises JobTimeLimitError: if it was cancelled.
     """
-    future = asyncio.ensure_future(_result_of(task, awaited))
+    # Not by the factory for tasks of the loop, which another job may have set.
+    loop = asyncio.get_running_loop()
+    future = asyncio.Task(_result_of(task, awaited), loop=loop)
     try:
         await asyncio.wait([future], timeout=running.remaining)
         is_late = not future.done()
@@ -742,6 +744,8 @@ class _JobLoop:
         self._tasks.discard(task)
         if task.cancelled():
             self._finished(running, _not_begun(running))
+        # The job may have set one, which would make the tasks of the others.
+        self._loop.set_task_factory(None)
         self._begin()
 
     def take_back(self) -> list[RunningJob]:

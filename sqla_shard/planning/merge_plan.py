@@ -43,6 +43,7 @@ from sqla_shard.planning.elements import (
     bounds_of,
     counting,
     depends_only_on,
+    groupings,
     is_random,
     Ordering,
     orderings,
@@ -217,7 +218,10 @@ def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
     :param alike: whether those rows are DISTINCT.
     """
     # SQLAlchemy ignores the options of a subquery.
-    inner = private.copy_with(inner, with_options=())
+    # The columns are replaced: GROUP BY cannot name their labels.
+    inner = private.copy_with(
+        inner, with_options=(), group_by_clauses=tuple(groupings(inner))
+    )
     groups = inner.order_by(None).with_only_columns(*private.raw_columns(statement))
     sources = _sources(inner)
     groups = private.copy_with(groups, from_obj=_from_of(inner, sources))

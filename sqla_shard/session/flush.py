@@ -356,14 +356,23 @@ def _is_modified(session: ShardSession, instance: object) -> bool:
     if not session.is_modified(instance, include_collections=False):
         return False
     state = instance_state(instance)
+    changes = state.committed_state
     apart = links_of(state.mapper).apart
-    blob = state.dict.get("data")
-    if isinstance(blob, Blob) and blob.is_as_read:
+    blob = state.dict.get("data") if "data" in changes else None
+    # SQLAlchemy writes the changed blobs of other classes, whatever they have.
+    if isinstance(blob, Blob) and hasattr(state.class_, "__sqla_shard__"):
         apart = apart | {"data"}
-    return not apart.intersection(state.committed_state) or any(
-        state.attrs[key].history.has_changes()
-        for key in state.committed_state
-        if key not in apart
+    else:
+        blob = None
+    return (
+        not apart.intersection(changes)
+        or any(
+            state.attrs[key].history.has_changes()
+            for key in changes
+            if key not in apart
+        )
+        # Last: it is encoded.
+        or (blob is not None and not blob.is_as_read)
     )
 
 

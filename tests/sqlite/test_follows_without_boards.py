@@ -15,11 +15,12 @@ from sqla_shard.contrib import (
     Feed,
     FollowKind,
     Follows,
+    forget_deleted_board,
     purge_follows,
     repair_follows,
     StoredFollows,
 )
-from sqla_shard.exc import ClassDefinitionError, FollowRefusedError
+from sqla_shard.exc import ClassDefinitionError, FollowError, FollowRefusedError
 from sqla_shard.models.deletion import delete_object
 from sqla_shard.testing import sqlite_topology
 
@@ -88,8 +89,10 @@ def test_lists_and_counts(cluster, ids):
             batches = list(lists.audience(session, ada, ada, batch=2))
             assert {one for batch in batches for one in batch.users} == {bob, *others}
             assert batches[-1].position is None
-    with pytest.raises(FollowRefusedError, match="there is no board"):
+    with pytest.raises(FollowRefusedError, match="has no boards: give"):
         run(cluster, follows.follow_board, bob, ada)
+    with pytest.raises(FollowError, match="has no boards: give"):
+        forget_deleted_board(cluster, follows, ada)
     assert run(cluster, follows.block, ada, bob)
     with cluster.session() as session:
         assert follows.following(session, bob, [ada]) == {}

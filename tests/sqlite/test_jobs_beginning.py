@@ -102,6 +102,23 @@ class TestChildren(Suite):
 
 
 class TestEnds(Suite):
+    def test_a_factory_of_tasks_is_that_of_its_job(self, cluster, near, defined):
+        def broken(loop: object, coroutine: Any, **options: object) -> Any:
+            coroutine.close()
+            raise RuntimeError("of a job")
+
+        async def sets() -> None:
+            asyncio.get_running_loop().set_task_factory(broken)
+
+        async def makes() -> None:
+            await asyncio.create_task(asyncio.sleep(0))
+
+        for function in (sets, makes):
+            defined(function, in_transaction=False, max_attempts=1).enqueue_now(
+                cluster, near=near
+            )
+        assert work(cluster, "own", concurrency=1).succeeded == 2
+
     def test_what_has_run_is_not_repeated(self, cluster, near, defined):
         """It has had its effect, although what it returns has not run."""
         calls: list[int] = []

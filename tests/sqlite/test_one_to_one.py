@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import ForeignKey, inspect
@@ -13,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 from sqla_shard import blob_field, Cluster, ObjectMixin, ShardedId
 from sqla_shard.exc import ColocationError, CrossShardWriteError
 from sqla_shard.testing import sqlite_topology, StatementLog
+from sqla_shard.types import JSONBlob
 
 
 class Base(DeclarativeBase):
@@ -34,9 +36,17 @@ class Profile(ObjectMixin, Base, type_id=2):
     user: Mapped[User | None] = relationship(back_populates="profile")
 
 
+class Setting(Base):
+    """Of no shard: a global table."""
+
+    __tablename__ = "settings"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    data: Mapped[dict[str, Any]] = mapped_column(JSONBlob())
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster.from_topology(sqlite_topology(tmp_path, 2, 4)) as cluster:
+    with Cluster.from_topology(sqlite_topology(tmp_path, 2, 4, main=True)) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster
 
@@ -62,6 +72,22 @@ def test_a_field_with_the_value_that_it_had_is_no_write(cluster, user_id, names)
         user.name = "other"
         with pytest.raises(CrossShardWriteError):
             session.flush()
+        session.rollback()
+
+
+def test_a_blob_that_was_taken_back_is_written_by_other_classes(cluster, user_id):
+    """SQLAlchemy writes it, so the flush may write no shard as well."""
+    with cluster.begin() as session:
+        session.add(Setting(id=1, data={}))
+    with cluster.begin() as session:
+        setting = session.get_one(Setting, 1)
+        user = session.get_one(User, user_id)
+        setting.data["odd"] = 1
+        del setting.data["odd"]
+        user.name = "other"
+        with StatementLog() as log, pytest.raises(CrossShardWriteError):
+            session.flush()
+        assert log.statements == []
         session.rollback()
 
 

@@ -352,6 +352,13 @@ def test_the_label_of_an_id_beside_sql_as_text() -> None:
     assert by_id_columns(statement) is statement
 
 
+def test_groups_by_the_name_of_a_label_are_counted() -> None:
+    table = Table("pins", MetaData(), Column("n", Integer))
+    inner = select(table.c.n.label("q")).group_by("q").subquery()
+    counted = plan(select(func.count()).select_from(inner), {}, Spread())
+    assert "GROUP BY pins.n" in str(counted.statement)
+
+
 def test_too_many_groups_are_not_computed() -> None:
     """They may lack rows that max_rows has left out."""
     columns = (First(0), Extreme(1, 2, greatest=True, longest=1))
