@@ -6,14 +6,11 @@ import asyncio
 import contextlib
 import os
 import queue
-import sys
 import threading
-import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass
@@ -40,6 +37,7 @@ from sqla_shard.outbox.apply import place_at
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util.logs import careful_log
 from sqla_shard.util.pace import jittered
+from sqla_shard.util.processes import in_this_process
 from sqla_shard.util.unrun import is_unrun
 
 if TYPE_CHECKING:
@@ -259,43 +257,15 @@ def _arguments(running: RunningJob) -> dict[str, Any]:
 def _call(cluster: Cluster, task: Task, running: RunningJob) -> None:
     arguments = _arguments(running)
     if not task.in_transaction:
-        with _in_this_process():
+        with in_this_process():
             _refuse_unrun(task, task.function(**arguments))
         return
     guard = _CommitGuard(running.job)
     with cluster.session(**_options(running)) as session:
         _begin(session, running, guard)
-        with _in_this_process():
+        with in_this_process():
             _refuse_unrun(task, task.function(session, **arguments))
         _commit(session, running, guard)
-
-
-@contextmanager
-def _in_this_process() -> Iterator[None]:
-    """End a child that the function has forked, where the function ends.
-
-    It would be a second worker, with the connections of its parent.
-    """
-    parent = os.getpid()
-    try:
-        yield
-    except BaseException as error:
-        if os.getpid() != parent:
-            _end_child(error)
-        raise
-    if os.getpid() != parent:
-        _end_child(SystemExit(0))
-
-
-def _end_child(error: BaseException) -> None:
-    """End a process as Python does, but without the threads of its parent."""
-    code = error.code if isinstance(error, SystemExit) else error
-    with contextlib.suppress(Exception):  # its streams may be closed
-        if not isinstance(code, int | None):
-            traceback.print_exception(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit((code if isinstance(code, int) else int(code is not None)) & 255)
 
 
 def _refuse_unrun(task: Task, result: Any) -> None:
@@ -360,7 +330,7 @@ async def _result_of(
 ) -> SystemExit | KeyboardInterrupt | None:
     """Await the function; return what would end the event loop."""
     try:
-        with _in_this_process():
+        with in_this_process():
             _refuse_unrun(task, await _alone(awaited))
     except (SystemExit, KeyboardInterrupt) as error:
         return error

@@ -38,6 +38,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.logs import careful_log
+from sqla_shard.util.processes import in_this_process
 from sqla_shard.util.source_lines import definition_of
 from sqla_shard.util.unrun import is_unrun
 
@@ -393,7 +394,8 @@ def _apply(
         guard.watch(session)
         # Pass a copy: a retry must not see arguments that the function has
         # changed.
-        result = function(session, **deepcopy(operation.arguments))
+        with in_this_process():
+            result = function(session, **deepcopy(operation.arguments))
         refuse_unrun(operation.operation, result)
         session.flush()
         guard.open(session)

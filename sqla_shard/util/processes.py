@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, ExitStack
+from contextlib import contextmanager, ExitStack, suppress
 from itertools import count
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -47,6 +49,34 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+@contextmanager
+def in_this_process() -> Iterator[None]:
+    """End a child that the block has forked, where the block ends.
+
+    It would go on as its parent, such as a worker, with its connections.
+    """
+    parent = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != parent:
+            _end_child(error)
+        raise
+    if os.getpid() != parent:
+        _end_child(SystemExit(0))
+
+
+def _end_child(error: BaseException) -> None:
+    """End a process as Python does, but without the threads of its parent."""
+    code = error.code if isinstance(error, SystemExit) else error
+    with suppress(Exception):  # its streams may be closed
+        if not isinstance(code, int | None):
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit((code if isinstance(code, int) else int(code is not None)) & 255)
 
 
 # -- Signals that end a wait, whenever they arrive.

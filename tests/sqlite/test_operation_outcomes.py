@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import pytest
 from sqlalchemy import text
@@ -57,6 +58,22 @@ class TestOutcomes(operation_outcomes.Outcomes):
             wrapped.intend(session, ids[FAR])
         (one,) = cluster.pending()
         assert "has not run" in one.error
+
+    def test_a_child_ends_with_its_operation(self, cluster, ids, defined):
+        """It would go on as the process that applies it."""
+        parent, statuses = os.getpid(), []
+
+        def forks(session, account_id):
+            child = os.fork()
+            if child:
+                statuses.append(os.waitpid(child, 0)[1])
+
+        with cluster.begin(cross_shard="logged") as session:
+            add(session, ids[NEAR], 1)
+            defined(forks).intend(session, ids[FAR])
+        if os.getpid() != parent:
+            os._exit(9)
+        assert statuses == [0]
 
     def test_a_handler_of_the_log_that_fails(self, cluster, ids, defined):
         """It does not fail a COMMIT that has succeeded."""
