@@ -155,18 +155,8 @@ def server_options(
         "--innodb-buffer-pool-load-at-startup=OFF",
         f"--innodb-flush-log-at-trx-commit={2 if fast else 1}",
         f"--sync-binlog={0 if fast else 1}",
-        *(_ONE_FILE if fast else ()),
     ]
 
-
-#: Options for tables without files of their own.  Creating and dropping them
-#: takes half of the processor time, most of that of tests that create a few
-#: tables on many virtual shards.  InnoDB would add 64 MB to the file at a time.
-_ONE_FILE = (
-    "--loose-innodb-file-per-table=OFF",
-    "--loose-innodb-adaptive-hash-index=OFF",
-    "--innodb-autoextend-increment=4",
-)
 
 #: Seconds after which a data directory that no server was copied from is
 #: removed: that of a former version, for example.
@@ -403,8 +393,8 @@ class DatabaseServer(SQLServer, LocalServer):
         random.
     :param prefixes: the application user has all privileges on databases
         whose names begin with one of these.
-    :param fast: commit without waiting for the disk, use little memory, and keep
-        all tables in one file.
+    :param fast: commit without waiting for the disk, use little memory, and on
+        MariaDB keep all tables in one file.
         Survives :meth:`kill`, not a power failure of the machine.
     :param server_id: 1 to 2**32 - 1; by default the next of this process.
     :param options: arguments of the server, which override the others.

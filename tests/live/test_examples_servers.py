@@ -17,12 +17,12 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture
-def cluster(fleet: Any) -> Iterator[Cluster]:
+def cluster(fleet: Any, example: ModuleType) -> Iterator[Cluster]:
+    lookups: dict[str, Any] = {}
+    if example is conduit:
+        lookups = {"lookup": 8, "lookup_database": "lookup_examples{shard:05d}"}
     document = fleet.topology_mapping(
-        database="db_examples{shard:05d}",
-        shards=16,
-        lookup=8,
-        lookup_database="lookup_examples{shard:05d}",
+        database="db_examples{shard:05d}", shards=16, **lookups
     )
     fleet.drop_databases(document)
     with Cluster.from_topology(document) as cluster:
