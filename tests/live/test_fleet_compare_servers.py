@@ -616,7 +616,7 @@ class TestWithoutReplication:
 
     @pytest.mark.usefixtures("different")
     def test_what_was_found_is_reported_in_any_case(self, fleet, pair, monkeypatch):
-        """Also if it cannot be read again, for which the limit is no limit."""
+        """Also if it cannot be read again."""
         asked = []
         take = compare.common_point
 
@@ -634,7 +634,7 @@ class TestWithoutReplication:
         report = self.compared(fleet, pair, limit=50.0)
         assert (report.found, report.settled) == (2, 0)
         assert [one.lasts for one in report.differences] == [None, None]
-        assert asked[0] < 50.0 < asked[1] == CompareOptions().patience
+        assert all(10.0 <= one <= 50.0 for one in asked)
 
     @pytest.mark.usefixtures("different")
     def test_differences_are_read_again(self, fleet, pair, monkeypatch):
@@ -776,7 +776,9 @@ def test_what_is_left_at_the_limit_is_named(fleet, pair, written, run):
     # The second read would wait for its turn for an hour.
     found = run("server1", "--shards", "0-3", "--rate", "0.001", "--limit", "1")
     assert found.exit_code == 3
-    left = re.search(r"verify server1 (--shards [0-9,-]+)$", found.stdout)
+    # With the same rate and limit.
+    said = r"verify server1 (--shards [0-9,-]+) --rate 0.001 --limit 1$"
+    left = re.search(said, found.stdout, re.M)
     assert left, found.output
     assert "not compared: the limit" not in found.stdout
     rest = run("server1", "--no-counters", *left[1].split())
