@@ -11,7 +11,7 @@ on both, and finds no difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, time, timedelta, UTC
 from decimal import Decimal
 from typing import Any, cast
@@ -27,11 +27,13 @@ from sqlalchemy import (
     Integer,
     Interval,
     JSON,
+    literal,
     literal_column,
     MetaData,
     not_,
     Numeric,
     or_,
+    String,
     Table,
     Time,
     TIMESTAMP,
@@ -152,16 +154,31 @@ class _Stamp(_Moment):
         return _OnServer(bindvalue, "FROM_UNIXTIME({})", self)
 
     def bind_processor(self, dialect: Dialect) -> Any:
-        """Return a function that makes seconds of moments."""
-        if self._is_original(dialect):
-            return super().bind_processor(dialect)
+        """Return a function that makes seconds of moments, elsewhere texts in UTC."""
+        is_original = self._is_original(dialect)
+        own = super().bind_processor(dialect) if is_original else None
 
         def process(value: Any) -> Any:
-            if not isinstance(value, datetime):
-                return value
-            if value.tzinfo is None:
-                value = value.replace(tzinfo=UTC)
-            return Decimal((value - _EPOCH) // _TICK).scaleb(-6)
+            if isinstance(value, datetime):
+                value = value.replace(tzinfo=value.tzinfo or UTC).astimezone(UTC)
+                value = (
+                    value.replace(tzinfo=None)
+                    if is_original
+                    else Decimal((value - _EPOCH) // _TICK).scaleb(-6)
+                )
+            return own(value) if own else value
+
+        return process
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a function that makes moments of what a SELECT has read."""
+        found = super().result_processor(dialect, coltype)
+        if self.is_raw or not self._is_original(dialect):
+            return found
+
+        def process(value: Any) -> Any:
+            value = found(value) if found else value
+            return value and value.replace(tzinfo=UTC)
 
         return process
 
@@ -344,7 +361,7 @@ def exact(
     if isinstance(type_, Boolean):
         return _Truth(type_)
     if isinstance(type_, TypeDecorator) and not isinstance(type_, Interval):
-        return _decorated(type_)
+        return _decorated(type_, is_raw=is_raw)
     if isinstance(type_, Time):
         return _Moment(type_, _time)
     if isinstance(type_, TIMESTAMP) and not is_converted:
@@ -364,16 +381,55 @@ def exact(
     return type_
 
 
-def _decorated(type_: TypeDecorator[Any]) -> TypeEngine[Any]:
+def _decorated(type_: TypeDecorator[Any], *, is_raw: bool) -> TypeEngine[Any]:
     """Return a type of the application that decorates an exact one."""
+    if any(
+        getattr(type(type_), name) is not getattr(TypeDecorator, name)
+        for name in _DRIVERS_SIDE
+    ):
+        return type_
     found: Any = type_.copy()
 
     def load_dialect_impl(dialect: Dialect) -> TypeEngine[Any]:
         impl = type_.load_dialect_impl(dialect)
-        return exact(impl, is_raw=isinstance(impl, TIMESTAMP))
+        # The type says what the times of a session are, unless both sides have it.
+        is_moment = is_raw and isinstance(impl, TIMESTAMP)
+        return exact(impl, is_raw=is_moment, is_converted=not is_moment)
 
     found.load_dialect_impl = load_dialect_impl
+    for name in ("process_bind_param", "process_result_value"):
+        setattr(found, name, _beside_null(getattr(type_, name)))
     return cast("TypeEngine[Any]", found)
+
+
+#: Methods of a decorator that get what only the driver has read, or return what it
+#: writes.
+_DRIVERS_SIDE = (
+    *("bind_processor", "result_processor"),
+    *("bind_expression", "column_expression"),
+)
+
+
+def _beside_null(process: Callable[[Any, Dialect], Any]) -> Any:
+    """Return a function that keeps the marker of a JSON null from another."""
+
+    def processed(value: Any, dialect: Dialect) -> Any:
+        return value if value is JSON.NULL else process(value, dialect)
+
+    return processed
+
+
+def written(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a row for an INSERT or UPDATE of an exact table.
+
+    A zero TIMESTAMP, which is a text, has no seconds.
+    """
+    return {
+        name: literal(value, String())
+        if isinstance(value, str) and isinstance(table.c[name].type, _Stamp)
+        else value
+        for name, value in row.items()
+    }
 
 
 def exact_table(

@@ -46,13 +46,14 @@ from sqla_shard.exc.base import message
 from sqla_shard.ids import DEFAULT_LAYOUT
 from sqla_shard.migrate.copies import look_twice, one_read, Row, snapshot
 from sqla_shard.migrate.declaration import Owned, Owner
-from sqla_shard.migrate.exact_types import exact_table, is_vector, JSONText
+from sqla_shard.migrate.exact_types import exact_table, is_vector, JSONText, written
 from sqla_shard.migrate.future import Future, FutureTable
 from sqla_shard.migrate.marks import after_key, among, Key, Marks, RowMark
 from sqla_shard.models.lookup_table import link
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Keyspace
+from sqla_shard.types import UTCTimestamp
 
 #: A type id, and the primary key in the database.
 Reference: TypeAlias = tuple[int, Any]
@@ -153,7 +154,8 @@ class Conversion:
         self._moments = {
             column.name
             for column in table.table.columns
-            if isinstance(column.type, TIMESTAMP) and column.name not in self.converted
+            if isinstance(column.type, (TIMESTAMP, UTCTimestamp))
+            and column.name not in self.converted
         }
         self._types = {
             name: kind.type_id
@@ -247,6 +249,7 @@ class Conversion:
                 isinstance(value, datetime)
                 and value.tzinfo is not None
                 and name not in self._moments
+                and name not in self.raw
             ):
                 value = value.astimezone(self._zone).replace(tzinfo=None)
             found[name] = value
@@ -535,13 +538,13 @@ class MovedTable(MovedRows):
             self.mapper.local_table, [column.name for column in raw.values()]
         )
         self.raw = {
-            attribute: there.c[column.name]
+            attribute: there.c[column.key]
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
-            and there.c[column.name].type is not column.type
+            and there.c[column.key].type is not column.type
         }
         self.late = {
-            attribute: there.c[column.name]
+            attribute: there.c[column.key]
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
             and (
@@ -565,9 +568,10 @@ class MovedTable(MovedRows):
             and column.computed is not None
         )
         self.kept = {
-            attribute: there.c[column.name]
+            attribute: there.c[column.key]
             for attribute, column in self.mapper.columns.items()
             if isinstance(column, Column)
+            and column.table is self.mapper.local_table
             and column.computed is None
             and (column.onupdate is not None or column.type._type_affinity is DateTime)
         }
@@ -687,9 +691,9 @@ class LegacyRows:
             elif key not in there:
                 names = (column.name for column in self._keys)
                 own = dict(zip(names, key, strict=True))
-                connection.execute(insert(self.table), {**given, **own})
+                connection.execute(insert(self.table).values({**given, **own}))
             elif given:
-                connection.execute(update(self.table).where(here), given)
+                connection.execute(update(self.table).where(here).values(given))
 
     def write_first(self, connection: Connection, rows: Mapping[Key, Row]) -> None:
         """Write rows that had no mark."""
@@ -697,17 +701,18 @@ class LegacyRows:
 
     def insert(self, connection: Connection, row: Row) -> Key:
         """Insert a row, and return the key that the database chooses."""
-        done = connection.execute(insert(self.table), self._given(row))
+        done = connection.execute(insert(self.table).values(self._given(row)))
         key: Any = done.inserted_primary_key
         return tuple(key)
 
     def _given(self, row: Row | None) -> dict[str, Any]:
         """Return the values that the server does not compute itself."""
-        return {
+        given = {
             name: value
             for name, value in (row or {}).items()
             if name not in self._computed
         }
+        return written(self.table, given)
 
 
 class ShardPart:
@@ -891,6 +896,9 @@ class ShardObjects(ShardPart):
 
 def _parsed(value: Any, column: Column[Any]) -> Any:
     """Return a JSON value that the class writes first."""
+    if isinstance(column.type, TypeDecorator):
+        # It would get the expressions, too.
+        return None if value is JSON.NULL else value
     if value is None:
         return null()
     return json.loads(value) if isinstance(column.type, JSONText) else value

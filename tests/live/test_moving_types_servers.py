@@ -14,6 +14,7 @@ from sqlalchemy import (
     Computed,
     create_engine,
     Enum,
+    event,
     Float,
     func,
     Integer,
@@ -33,6 +34,7 @@ from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate import Declaration, Move, Moved, Owner
 from sqla_shard.migrate.passes import backfill, reconcile, verify
 from sqla_shard.migrate.stage_changes import copy_waiting, plan, Switch
+from sqla_shard.types import UTCTimestamp
 
 pytestmark = pytest.mark.live
 
@@ -444,8 +446,15 @@ class DecoratedFloat(TypeDecorator):
 
 
 class DecoratedJSON(TypeDecorator):
+    """A type that takes nothing else than a list or None."""
+
     impl = JSON
     cache_ok = True
+
+    def process_bind_param(self, value, dialect):
+        return None if value is None else [*value]
+
+    process_result_value = process_bind_param
 
 
 def test_moments_and_types_of_the_application(fleet, tmp_path):
@@ -458,6 +467,7 @@ def test_moments_and_types_of_the_application(fleet, tmp_path):
         day: Mapped[datetime] = mapped_column(mysql.DATETIME)
         seen: Mapped[datetime] = blob_field()
         met: Mapped[datetime] = blob_field()
+        heard: Mapped[datetime] = blob_field()
         span: Mapped[str | None] = mapped_column(DecoratedTime)
         weight: Mapped[float | None] = mapped_column(DecoratedFloat)
         doc: Mapped[object] = mapped_column(DecoratedJSON, nullable=True)
@@ -468,6 +478,7 @@ def test_moments_and_types_of_the_application(fleet, tmp_path):
         Column("day", mysql.DATETIME),
         Column("seen", mysql.TIMESTAMP),
         Column("met", mysql.DATETIME),
+        Column("heard", UTCTimestamp),
         Column("span", DecoratedTime),
         Column("weight", DecoratedFloat),
         Column("doc", DecoratedJSON),
@@ -477,14 +488,14 @@ def test_moments_and_types_of_the_application(fleet, tmp_path):
     # Of a connection that is not in UTC.
     zone = "SET time_zone = '+05:00'"
     names = ("at", "day", "span", "weight * 1e0", "doc")
-    of_database = (*names, "seen", "met")
+    of_database = (*names, "seen", "met", "heard")
     moment = "'2020-10-25 00:30:00'"
     with moving(fleet, tmp_path, table, moved, init_command=zone) as move:
         insert_rows(
             move,
             *(
-                "(at, day, seen, met, span, weight, doc) VALUES "
-                f"({moment}, {moment}, {moment}, {moment}, {values})"
+                "(at, day, seen, met, heard, span, weight, doc) VALUES "
+                f"({moment}, {moment}, {moment}, {moment}, {moment}, {values})"
                 for values in (
                     "'25:30:00', 16777217, NULL",
                     "'-00:30:00', 0.1, 'null'",
@@ -567,3 +578,11 @@ def test_connections_that_change_texts_are_refused(fleet, tmp_path):
         assert "the character set utf8mb3" in problem
         with pytest.raises(StageRefusedError, match="charset=utf8mb4"):
             Switch(move).go("copying")
+
+        @event.listens_for(move.engine, "checkout")
+        def leave_results(connection, *_):
+            with connection.cursor() as cursor:
+                cursor.execute("SET character_set_results = NULL")
+
+        (problem,) = plan(move).problems
+        assert "the character set None, utf8mb3" in problem
