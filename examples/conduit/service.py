@@ -319,9 +319,10 @@ async def remove_comment(
 
 
 async def change_list(
-    session: AsyncShardSession, change: Any, source_id: int, target_id: int
+    session: AsyncShardSession, method: str, links: Any, source_id: int, target_id: int
 ) -> None:
-    """Append to a list, or remove from it."""
+    """Append to a list by POST, or remove from it."""
+    change = links.append if method == "POST" else links.remove
     await session.run_sync(change, source_id, target_id)
 
 
@@ -415,9 +416,7 @@ async def follow(
     user: Named, me: Me, cluster: ClusterDep, request: Request
 ) -> dict[str, Profile]:
     """Follow a user, or no longer."""
-    is_new = request.method == "POST"
-    change = UserFollows.append if is_new else UserFollows.remove
-    await cluster.async_run(change_list, change, me.id, user.id)
+    await cluster.async_run(change_list, request.method, UserFollows, me.id, user.id)
     async with cluster.async_session() as session:
         return await show_profile(user, me, session)
 
@@ -535,9 +534,9 @@ async def favorite(
     article: Read, me: Me, cluster: ClusterDep, request: Request
 ) -> dict[str, ShownArticle]:
     """Like an article, or no longer."""
-    is_new = request.method == "POST"
-    change = UserFavorites.append if is_new else UserFavorites.remove
-    await cluster.async_run(change_list, change, me.id, article.id)
+    await cluster.async_run(
+        change_list, request.method, UserFavorites, me.id, article.id
+    )
     return await show_article(cluster, article.id, me)
 
 

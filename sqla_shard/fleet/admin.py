@@ -324,6 +324,21 @@ class Admin:
             found[table] = before[0] + int(rows), before[1] + int(size)
         return found
 
+    def has_foreign_keys_across(self) -> bool:
+        """Return whether a foreign key refers to another database.
+
+        InnoDB knows it: to tell which one it is, the server would open every
+        table, which takes seconds for thousands of databases.
+        """
+        table = "innodb_sys_foreign" if self.is_mariadb else "innodb_foreign"
+        return bool(
+            self.value(
+                f"SELECT COUNT(*) FROM information_schema.{table}"  # noqa: S608
+                " WHERE SUBSTRING_INDEX(for_name, '/', 1)"
+                " <> SUBSTRING_INDEX(ref_name, '/', 1)"
+            )
+        )
+
     def databases(self) -> list[str]:
         """Return the names of all databases, sorted."""
         return sorted(name for (name,) in self.rows("SHOW DATABASES"))

@@ -292,13 +292,7 @@ class _Job:
         ]
         problems += not_tables(admin, names)
         # Reading the definitions of all tables takes longer than the rest.
-        foreign = "innodb_sys_foreign" if admin.is_mariadb else "innodb_foreign"
-        if admin.value(
-            "SELECT COUNT(*)"  # noqa: S608 - one of two names
-            f" FROM information_schema.{foreign}"
-            " WHERE SUBSTRING_INDEX(for_name, '/', 1)"
-            " <> SUBSTRING_INDEX(ref_name, '/', 1)"
-        ):
+        if admin.has_foreign_keys_across():
             problems += _foreign_keys(tables_of(admin, names).values())
         return problems
 

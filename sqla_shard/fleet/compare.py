@@ -69,6 +69,7 @@ from sqla_shard.fleet.journal import FleetJournal
 from sqla_shard.fleet.operation import FleetOperation
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.row_copy import databases_of
+from sqla_shard.util.pace import Interval
 
 _CHUNK = (100, 100_000)
 # Rows of a range whose columns are listed.
@@ -367,7 +368,8 @@ class _Comparison:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._next = self._reported = self._began = time.monotonic()
+        self._next = self._began = time.monotonic()
+        self._report_times = Interval(_PROGRESS_SECONDS)
         self._databases = self._all_databases = self._tables = self._all_tables = 0
         self._points: list[str] = []
         self._locked = 0.0
@@ -780,11 +782,9 @@ class _Comparison:
             self._tell()
 
     def _tell(self) -> None:
-        now = time.monotonic()
         # Not for each chunk: small tables have one chunk each, and a server has
         # thousands of them.
-        if self.options.on_progress and now >= self._reported + _PROGRESS_SECONDS:
-            self._reported = now
+        if self.options.on_progress and self._report_times.is_over():
             self.options.on_progress(
                 CompareProgress(
                     databases=self._databases,
@@ -792,7 +792,7 @@ class _Comparison:
                     tables=self._tables,
                     all_tables=self._all_tables,
                     rows=self.rows,
-                    seconds=now - self._began,
+                    seconds=time.monotonic() - self._began,
                 )
             )
 
@@ -905,13 +905,11 @@ class CutoverContents:
         self._quiet = self._cutover = None
 
     def _compare(self, point: CommonPoint | None) -> DataReport:
-        last = time.monotonic()
+        times = Interval(_REPORT_SECONDS)
 
         def progress(event: CompareProgress) -> None:
             """Report the progress, every few seconds."""
-            nonlocal last
-            if time.monotonic() > last + _REPORT_SECONDS:
-                last = time.monotonic()
+            if times.is_over():
                 self._operation.report(str(event))
 
         return compare_servers(

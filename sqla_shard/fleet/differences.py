@@ -278,7 +278,7 @@ def compare_catalogues(
     settle: Callable[[], object],
     counters: bool = True,
     until: float = math.inf,
-    on_read: Callable[[int], object] = bool,
+    on_read: Callable[[int], object] = lambda _: None,
 ) -> PairCatalogue:
     """Compare the definitions of two servers.
 

@@ -59,6 +59,7 @@ from sqla_shard.fleet.replication import replication_of
 from sqla_shard.topology import Topology
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.json_values import JsonObject
+from sqla_shard.util.pace import Interval
 
 Action = Literal["fence", "rename", "restore", "drop"]
 
@@ -501,10 +502,9 @@ class OrphanChange(FleetOperation):
 
     def _report_each(self, done: Iterable[object]) -> None:
         """Report the number of databases, every few seconds."""
-        last = time.monotonic()
+        times = Interval(_REPORT_SECONDS)
         for number, _ in enumerate(done, 1):
-            if time.monotonic() > last + _REPORT_SECONDS:
-                last = time.monotonic()
+            if times.is_over():
                 self.report(f"{number:,} of {len(self._names):,} databases")
 
     def _set_fences(self, chosen: Sequence[OrphanDatabase]) -> Mapping[str, Any]:

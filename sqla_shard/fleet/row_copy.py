@@ -22,6 +22,7 @@ from sqla_shard.dialects.mysql.catalogue import without_character_sets
 from sqla_shard.exc import CopyFailedError, FleetServerError, Problem
 from sqla_shard.fleet.admin import Admin, marked, quoted, SYSTEM
 from sqla_shard.fleet.common_point import Snapshots, snapshots
+from sqla_shard.util.pace import Interval
 
 COPY_DATABASE = "sqla_shard_copy"
 """Database that marks the target of a copy; it is never copied itself."""
@@ -356,7 +357,8 @@ class RowCopy:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._begin = self._last = time.monotonic()
+        self._begin = time.monotonic()
+        self._report_times = Interval(_PROGRESS_SECONDS)
         self._all = self._tables = self._rows = self._bytes = 0
         #: History of the source at the position, after :meth:`run`.
         self.history = ""
@@ -497,9 +499,7 @@ class RowCopy:
             self._tell()
 
     def _tell(self) -> None:
-        now = time.monotonic()
-        if self.progress is not None and now >= self._last + _PROGRESS_SECONDS:
-            self._last = now
+        if self.progress is not None and self._report_times.is_over():
             self.progress(self.event)
 
     def _set_counters(self, tables: Mapping[tuple[str, str], ServerTable]) -> None:

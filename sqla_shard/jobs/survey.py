@@ -239,6 +239,7 @@ def _watched(windows: HealthWindows, read: Read[DueGroup]) -> Read[DueGroup]:
 
 
 _job = JOBS.c
+_shard_id = literal(ShardNumber(), BigInteger()).label("shard_id")
 
 
 @lru_cache(maxsize=8)
@@ -257,7 +258,7 @@ def _which(states: int) -> Any:
         .label(f"there{number}")
         for number in range(states)
     ]
-    return select(literal(ShardNumber(), BigInteger()).label("shard_id"), *there)
+    return select(_shard_id, *there)
 
 
 @lru_cache(maxsize=64)
@@ -279,7 +280,7 @@ def _statement(count: int) -> Any:
         .label(f"due{number}")
         for number in range(count)
     ]
-    return select(literal(ShardNumber(), BigInteger()).label("shard_id"), *due)
+    return select(_shard_id, *due)
 
 
 def _read(

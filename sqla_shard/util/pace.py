@@ -1,4 +1,4 @@
-"""The rate at which a run reads rows, and random pauses of waiting processes."""
+"""The rate of a run, the times of its reports, and random pauses of processes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,27 @@ class Throttle:
             now = monotonic()
             self._next = max(self._next + rows / self._rate, now)
             self._never.wait(self._next - now)
+
+
+class Interval:
+    """Tells when some seconds have passed again, as for a report of progress.
+
+    For one thread, or under a lock.
+
+    :param seconds: the first ones begin now.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = monotonic()
+
+    def is_over(self) -> bool:
+        """Return whether they have passed; if so, the next ones begin."""
+        now = monotonic()
+        if now < self._began + self._seconds:
+            return False
+        self._began = now
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
