@@ -141,10 +141,10 @@ _ANSWERED: dict[str, _Made] = {
     "a count of groups that join a class of two tables": lambda m: select(
         func.count()
     ).select_from(
-        select(m.Crate.swedish, m.Shop.number)
+        select(m.Crate.exact, m.Shop.number)
         .select_from(m.Shop)
         .join(m.Crate, m.Crate.shop_id == m.Shop.id)
-        .group_by(m.Crate.swedish, m.Shop.number)
+        .group_by(m.Crate.exact, m.Shop.number)
         .subquery()
     ),
     "sums of CASE": _groups(lambda w: func.sum(case((w.sold, w.number), else_=0))),
