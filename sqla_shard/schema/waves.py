@@ -29,12 +29,14 @@ from sqla_shard.schema.replay import Plan
 from sqla_shard.schema.reports import CommandProgress, Outcome, RunReport, State
 from sqla_shard.schema.selection import RunOptions
 from sqla_shard.topology.keyspaces import as_ranges
-from sqla_shard.util.processes import handle_ending, waking
+from sqla_shard.util.processes import ended_by, handle_ending, waking
 
 #: The signal with this number kills the processes.
 _PATIENCE = 3
 #: Seconds without a finished shard after which a display is up to date.
 _MOMENT = 0.1
+#: Seconds within which a process without work ends.
+_ENDS_WITHIN = 30.0
 #: States that apply to all shards of a server.
 _OF_SERVER = frozenset({State.UNREACHABLE, State.READ_ONLY})
 
@@ -110,7 +112,7 @@ class Workers:
         sys.stderr.flush()
         ours, theirs = get_context("fork").Pipe()
         process = get_context("fork").Process(
-            target=self._work, args=(theirs, ours, server), daemon=True
+            target=ended_by, args=(self._work, theirs, ours, server), daemon=True
         )
         process.start()
         theirs.close()
@@ -284,15 +286,24 @@ class Workers:
                     os.kill(process.pid, how)
 
     def join(self) -> None:
-        """End the processes."""
+        """End the processes; those that are busy finish their shards."""
+        idle = self._ending[:]
         for pipe, process in self._processes.items():
             # A process that died is found by _received().
             with suppress(BrokenPipeError):
                 pipe.send(None)
             pipe.close()
-            process.join()
-        for process in self._ending:
-            process.join()
+            if pipe in self._busy:
+                process.join()
+            else:
+                idle.append(process)
+        for process in idle:
+            process.join(_ENDS_WITHIN)
+            if process.is_alive():
+                # Its outcomes are known; a lock that a thread of this process
+                # held at the fork must not stop the command for ever.
+                process.kill()
+                process.join()
 
     def close(self) -> None:
         """Close the pipe, which signals write to no longer."""

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, ExitStack, suppress
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from weakref import WeakValueDictionary
 
 
@@ -68,7 +68,20 @@ def in_this_process() -> Iterator[None]:
         _end_child(SystemExit(0))
 
 
-def _end_child(error: BaseException) -> None:
+def ended_by(function: Callable[..., object], *args: object) -> NoReturn:
+    """Call a function, and end the process, a child of this one.
+
+    The end of a process of ``multiprocessing`` waits for the threads of
+    executors, for ever where one was just ending in the parent.
+    """
+    try:
+        function(*args)
+    except BaseException as error:
+        _end_child(error)
+    _end_child(SystemExit(0))
+
+
+def _end_child(error: BaseException) -> NoReturn:
     """End a process as Python does, but without the threads of its parent."""
     code = error.code if isinstance(error, SystemExit) else error
     with suppress(Exception):  # its streams may be closed
