@@ -28,9 +28,10 @@ from sqla_shard.topology.follow import (
     source_at,
     SourceReport,
 )
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.pace import jittered
 
-_log = logging.getLogger("sqla_shard.agent")
+_log = careful_log("sqla_shard.agent")
 
 #: Seconds between two checks of the state of the source.
 _CHECK_INTERVAL = 0.25

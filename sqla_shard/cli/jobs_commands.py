@@ -60,6 +60,7 @@ from sqla_shard.jobs.stored_jobs import (
     stored_job,
 )
 from sqla_shard.jobs.worker import RunReport, Worker
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import ending
 
 _UNKNOWN = "not defined in the modules of --models"
@@ -458,7 +459,7 @@ def _end(report: ChangeReport, done: str, as_data: bool) -> None:
 
 # -- The worker
 
-_log = logging.getLogger("sqla_shard.jobs.worker")
+_log = careful_log("sqla_shard.jobs.worker")
 
 _FORMAT = "%(asctime)s %(levelname)s [%(job)s %(task)s %(attempt)s] %(message)s"
 #: Seconds; containers are killed 30 seconds after SIGTERM, or later.

@@ -31,7 +31,6 @@ when beginning again.
 
 from __future__ import annotations
 
-import logging
 import struct
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -74,6 +73,7 @@ from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit, Page, Subject
 from sqla_shard.session.session import separate_session
 from sqla_shard.types import ObjectRef
+from sqla_shard.util.logs import careful_log
 
 __all__ = ["Feed", "FeedItem"]
 
@@ -87,7 +87,7 @@ _REFRESH = 15.0
 #: Microseconds by which the clocks of processes may differ.
 _SKEW = 10_000_000
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 #: The time and the post after which a feed is read.

@@ -18,7 +18,6 @@ long, the tables are read; bookmarks of pages are valid for both.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -33,6 +32,7 @@ from sqla_shard.jobs import task
 from sqla_shard.models.deletion import existing, Part, register_belongings, Work
 from sqla_shard.session import ShardSession
 from sqla_shard.session.session import separate_session
+from sqla_shard.util.logs import careful_log
 
 __all__ = ["StoredFollows"]
 
@@ -40,7 +40,7 @@ __all__ = ["StoredFollows"]
 _EDGES = 200
 
 _Found = TypeVar("_Found")
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 class StoredFollows(FollowLists):

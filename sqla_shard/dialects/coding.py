@@ -47,6 +47,7 @@ from sqla_shard.dialects.result_types import name_of, plain_type
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.types.columns import Encoded
 from sqla_shard.util import sqlalchemy_private as private
+from sqla_shard.util.sqlalchemy_helpers import is_mysql
 
 # The arguments of functions that are values of one kind.
 _ALL = slice(None)
@@ -249,7 +250,7 @@ class _Compiler(SQLCompiler):
 
     def _with_time(self, element: Any, parts: Iterable[Any]) -> Any:
         """Return what reads a time, with the moments of fields as DATETIME."""
-        if self.dialect.name not in ("mysql", "mariadb"):
+        if not is_mysql(self.dialect):
             return element
         swaps = {
             id(part): Function("timestamp", part)

@@ -21,7 +21,6 @@ it is 500, whatever it contains.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import format_tb
@@ -63,10 +62,11 @@ from sqla_shard.exc import (
     UnknownShardError,
 )
 from sqla_shard.exc.base import summary
+from sqla_shard.util.logs import careful_log
 
 __all__ = ["ANSWERS", "Answer", "answer_to", "health_status", "losses_logged"]
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 class Answer(NamedTuple):

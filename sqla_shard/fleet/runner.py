@@ -15,7 +15,6 @@ An operation that was being undone can only be undone.
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -56,11 +55,12 @@ from sqla_shard.fleet.split import Split
 from sqla_shard.fleet.write_access import CloseFormer, CloseStandby, Reopen, Retire
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import is_zookeeper
+from sqla_shard.util.logs import careful_log
 
 if TYPE_CHECKING:
     from sqla_shard.fleet.watch_votes import Watched
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Seconds to wait for a journal that cannot be reached.
 _PATIENCE_SECONDS = 30.0

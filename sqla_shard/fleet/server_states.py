@@ -12,7 +12,6 @@ over.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +30,7 @@ from sqla_shard.fleet.admin import Admin
 from sqla_shard.fleet.fleet import Pair
 from sqla_shard.fleet.replication import replication_of, ReplicationStatus
 from sqla_shard.topology.urls import address_of
+from sqla_shard.util.logs import careful_log
 
 T = TypeVar("T")
 
@@ -256,7 +256,7 @@ def reason_of(error: object) -> str:
     return str(error)
 
 
-log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 Replicas = Mapping[str, tuple[URL, PasswordSource | None]]
 """URLs with the account, by names for messages, and the password of each; None
@@ -314,7 +314,7 @@ class LagGuard:
         while behind := self._behind():
             reasons = {(one.name, one.reason) for one in behind}
             if reasons != known:
-                log.warning(
+                _log.warning(
                     "waits until no replica is more than %g s behind: %s",
                     self._limit,
                     ", ".join(map(str, behind)),

@@ -25,7 +25,6 @@ later one succeeds.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shlex
@@ -59,8 +58,9 @@ from sqla_shard.fleet.watch_votes import doubt, probe_of, Sight, Votes
 from sqla_shard.fleet.write_access import CloseFormer, CloseStandby, writable_formers
 from sqla_shard.topology.follow import source_at
 from sqla_shard.topology.urls import address_of
+from sqla_shard.util.logs import careful_log
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 _STDERR = 2
 

@@ -20,7 +20,6 @@ over waits for that.
 from __future__ import annotations
 
 import json
-import logging
 import time
 import uuid
 from collections.abc import Collection, Iterator
@@ -54,6 +53,7 @@ from sqla_shard.topology.zookeeper.store import (
     ZooKeeperStore,
 )
 from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.logs import careful_log
 
 #: Operations to keep in the history.
 _MAX_HISTORY = 100
@@ -61,7 +61,7 @@ _MAX_HISTORY = 100
 #: Times to write a record while answers are lost.
 _MAX_ATTEMPTS = 3
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 
 class ZooKeeperJournal:

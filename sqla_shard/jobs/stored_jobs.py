@@ -21,7 +21,14 @@ from sqla_shard.dialects.sql import ServerTime
 from sqla_shard.engine.rendering import Place
 from sqla_shard.engine.unreachable import ShardsReport, UnreachableServer
 from sqla_shard.exc import JobOptionError
-from sqla_shard.jobs.claims import JobState, PENDING, readable, using_index
+from sqla_shard.jobs.claims import (
+    BY_KEY,
+    JobState,
+    PENDING,
+    readable,
+    using_index,
+    with_hint,
+)
 from sqla_shard.jobs.enqueue import check_queue, stored_key, take_key
 from sqla_shard.jobs.survey import due_rows, DueGroup
 from sqla_shard.jobs.tasks import task_names
@@ -351,9 +358,7 @@ _moment = _job.due_at.type
 
 def _by_id(statement: Any) -> Any:
     """Return a locking SELECT of rows by primary key."""
-    for name in ("mysql", "mariadb"):
-        statement = statement.with_hint(JOBS, "FORCE INDEX (PRIMARY)", name)
-    return statement.order_by(_job.id).with_for_update()
+    return with_hint(statement, BY_KEY).order_by(_job.id).with_for_update()
 
 
 _after: Any = bindparam("after", type_=_moment)

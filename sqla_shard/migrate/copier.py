@@ -10,7 +10,6 @@ zero, so that a late copy does not insert it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, tzinfo, UTC
 from functools import partial
@@ -60,6 +59,7 @@ from sqla_shard.migrate.tables import (
 from sqla_shard.models.list_positions import STEP
 from sqla_shard.models.lookup_table import link as lookup_link
 from sqla_shard.models.mapping_definition import link
+from sqla_shard.util.logs import careful_log
 
 #: Positions of a microsecond, and of an integer.
 _MICROSECOND = STEP // 1000
@@ -369,7 +369,7 @@ def grouped(one: MovedRows, keys: Iterable[Key]) -> dict[int, list[Key]]:
     return found
 
 
-log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Attempts of a copy that loses against another transaction.
 _ATTEMPTS = 4
@@ -677,7 +677,7 @@ class Copier:
                     self.copy_or_log((one, shard_id, some), number=number)
                     for some in (keys[:half], keys[half:])
                 )
-            log.warning(
+            _log.warning(
                 "%s %s was not copied and waits: %s",
                 one.name,
                 ", ".join(map(str, keys[0]))

@@ -46,6 +46,8 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeEngine, UserDefinedType
 
+from sqla_shard.util.sqlalchemy_helpers import is_mysql
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _TICK = timedelta(microseconds=1)
@@ -100,7 +102,7 @@ class _Exact(UserDefinedType[Any]):
 
     def _is_original(self, dialect: Dialect) -> bool:
         # SQLite has no types of its own for these.
-        return not is_mysql(dialect.name)
+        return not is_mysql(dialect)
 
 
 class _Moment(_Exact):
@@ -325,11 +327,6 @@ class _Hex(_Exact):
         return _decoded
 
 
-def is_mysql(dialect: str) -> bool:
-    """Return whether a dialect is that of MySQL or MariaDB."""
-    return dialect in ("mysql", "mariadb")
-
-
 def is_vector(type_: TypeEngine[Any]) -> bool:
     """Return whether a type of the application is VECTOR."""
     shown: Any = getattr(type_, "get_col_spec", str)
@@ -452,12 +449,12 @@ def exact_table(
 
 
 def unfit(
-    column: Column[Any], dialect: str, *, is_raw: bool
+    column: Column[Any], dialect: Dialect, *, is_raw: bool
 ) -> tuple[str, ColumnElement[bool]] | None:
     """Return which values of a column do not fit, and their condition.
 
     :param column: the column.
-    :param dialect: name of the dialect.
+    :param dialect: the dialect.
     :param is_raw: as for :func:`exact`.
     """
     type_ = column.type

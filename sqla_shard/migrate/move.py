@@ -28,7 +28,6 @@ The ids that functions get and return may be those of either side:
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 from collections import Counter
@@ -69,6 +68,7 @@ from sqla_shard.migrate.stages import DatabaseFence, Progress, Side, stage_store
 from sqla_shard.migrate.tables import COPYING, Moved, MovedRows, MovedTable
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import place_of
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.masking import masked
 from sqla_shard.util.processes import in_children
 from sqla_shard.util.sqlalchemy_helpers import stop_listening
@@ -440,7 +440,7 @@ class ShardMarks(_SessionMarks[Place]):
         return one.place(session, one.layout.unpack(key[0]).shard_id)
 
 
-log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 T = TypeVar("T")
 
@@ -586,7 +586,7 @@ class Move:
         except StageUnavailableError as error:
             if known is None:
                 raise
-            log.warning("the stage of the move remains known: %s", error)
+            _log.warning("the stage of the move remains known: %s", error)
         self._expires = monotonic() + wait
         return known
 
@@ -695,7 +695,7 @@ class Move:
                     return self._read_shards(shards, args, kwargs)
                 except SQLAlchemyError as error:
                     self.counts["failed"] += 1
-                    log.warning(
+                    _log.warning(
                         "a read of %s failed on the shards, and is made in "
                         "the database: %s",
                         table,
@@ -731,7 +731,7 @@ class Move:
                 self._never.wait(_PAUSE)
                 expected = self._read_legacy(legacy, args, kwargs)
             self.counts["different"] += 1
-            log.warning(
+            _log.warning(
                 "a read of %s differs: %r on the shards, %r in the database",
                 table,
                 found,
@@ -739,7 +739,7 @@ class Move:
             )
         except SQLAlchemyError as error:
             self.counts["failed"] += 1
-            log.warning("a read of %s failed on the shards: %s", table, error)
+            _log.warning("a read of %s failed on the shards: %s", table, error)
         return expected
 
     # -- ids

@@ -22,7 +22,6 @@ counted only.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import random
 import re
@@ -55,6 +54,7 @@ from sqla_shard.migrate.planner import Form, MOST_VALUES, Planner, Writes
 from sqla_shard.migrate.report import Count, reduced, Report, Site, Traffic, Verdict
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.files import replace_file
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import in_children
 from sqla_shard.util.source_lines import calling_frame, position_of
 from sqla_shard.util.sqlalchemy_helpers import stop_listening
@@ -62,7 +62,7 @@ from sqla_shard.util.sqlalchemy_helpers import stop_listening
 __all__ = ["Shadow"]
 
 
-_log = logging.getLogger("sqla_shard.migrate")
+_log = careful_log("sqla_shard.migrate")
 
 #: Maximum number of objects of a flush whose owner is learned.
 _MOST_OBJECTS = 200

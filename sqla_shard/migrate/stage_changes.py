@@ -21,7 +21,7 @@ from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copies import locking_transaction, snapshot
 from sqla_shard.migrate.declaration import Lookup, MappingTable, Reference
-from sqla_shard.migrate.exact_types import is_mysql, is_vector, unfit
+from sqla_shard.migrate.exact_types import is_vector, unfit
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.passes import last_pass, PASSES
 from sqla_shard.migrate.stages import (
@@ -36,7 +36,7 @@ from sqla_shard.migrate.tables import MovedRows, MovedTable
 from sqla_shard.planning import spec_of
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.json_values import JsonObject
-from sqla_shard.util.sqlalchemy_helpers import sorted_tables
+from sqla_shard.util.sqlalchemy_helpers import is_mysql, sorted_tables
 
 _PARALLEL = 8
 
@@ -113,7 +113,7 @@ class Switch:
         """Return a line for each reason for which nothing is copied yet."""
         lines = self.missing_tables()
         engine = self._move.engine
-        if is_mysql(engine.dialect.name):
+        if is_mysql(engine.dialect):
             with engine.connect() as connection:
                 found = connection.exec_driver_sql(_CHARACTER_SETS).one()
             # That of results is NULL if the server does not convert them.
@@ -534,7 +534,7 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
         for name, column in one.table.columns.items()
         if name not in given.left
         and not given.converts(name)
-        and (found := unfit(column, dialect.name, is_raw=name in given.raw))
+        and (found := unfit(column, dialect, is_raw=name in given.raw))
     }
     for name, column in given.raw.items():
         if is_vector(column.type) and not column.nullable:

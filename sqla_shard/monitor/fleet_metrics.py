@@ -7,7 +7,6 @@ one thread, and delays nothing else.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import Counter
@@ -46,6 +45,7 @@ from sqla_shard.schema.ledger import read_versions
 from sqla_shard.schema.selection import shards_of
 from sqla_shard.topology import server_names, Topology
 from sqla_shard.topology.urls import address_of
+from sqla_shard.util.logs import careful_log
 
 DATABASES = "databases"
 
@@ -59,7 +59,7 @@ GRANTS = "grants"
 
 """Key of :meth:`FleetMetrics.problems`: shards that must not be read."""
 
-_log = logging.getLogger("sqla_shard.exporter")
+_log = careful_log("sqla_shard.exporter")
 
 
 class _PartReading(NamedTuple):

@@ -14,7 +14,6 @@ A :class:`LoadDirectory` is for the processes of one machine, a
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import threading
@@ -29,12 +28,13 @@ from sqla_shard.exc import OptionError
 from sqla_shard.monitor.load import LoadMeter, LoadSnapshot
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import parsed_json
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
     from sqla_shard.cache.stores import Store
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Seconds between two snapshots of a process.
 _INTERVAL = 2.0

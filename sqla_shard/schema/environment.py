@@ -10,7 +10,6 @@ same for all shards.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -51,6 +50,7 @@ from sqla_shard.topology import Keyspace, Topology
 from sqla_shard.topology.follow import load_location
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.topology.urls import address_of
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.masking import printable, redact
 
 R = TypeVar("R", bound=RunReport)
@@ -183,7 +183,7 @@ def _outcome_of_opened(new: Topology, keyspace: Keyspace, shard_id: int) -> Outc
     )
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: The topology of sqla-shard; alembic can have another one on purpose, such as
 #: one with a database to compare with.

@@ -43,6 +43,7 @@ from sqla_shard.exc.base import shown
 from sqla_shard.types.compression import Dictionary, require_zstd, unpack
 from sqla_shard.types.tracking import plain, TrackedDict
 from sqla_shard.util import json_values, sqlalchemy_private as private
+from sqla_shard.util.sqlalchemy_helpers import is_mysql
 
 __all__ = [
     "Blob",
@@ -277,7 +278,7 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return the text type of the server."""
-        if dialect.name not in ("mysql", "mariadb"):
+        if not is_mysql(dialect):
             return dialect.type_descriptor(Text())
         if self.compression is not None:
             return dialect.type_descriptor(self._binary_type())

@@ -20,6 +20,7 @@ from sqla_shard.exc import (
     UnsupportedStatementError,
 )
 from sqla_shard.types.shard_bound import ShardBound
+from sqla_shard.util.sqlalchemy_helpers import is_mysql
 
 __all__ = ["MAX_SEQUENCE", "LookupKey", "Sequence38", "UTCTimestamp"]
 
@@ -90,7 +91,7 @@ class LookupKey(_Whole, TypeDecorator[str]):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return VARBINARY(255); BLOB on SQLite."""
-        if dialect.name in ("mysql", "mariadb"):
+        if is_mysql(dialect):
             return dialect.type_descriptor(mysql.VARBINARY(self.MOST_BYTES))
         return dialect.type_descriptor(LargeBinary(self.MOST_BYTES))
 
@@ -246,7 +247,7 @@ class UTCTimestamp(Encoded, TypeDecorator[datetime]):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return TIMESTAMP(6), or text on SQLite."""
-        if dialect.name in ("mysql", "mariadb"):
+        if is_mysql(dialect):
             return dialect.type_descriptor(mysql.TIMESTAMP(fsp=6))
         return dialect.type_descriptor(DateTime())
 

@@ -11,7 +11,6 @@ One thread reads the servers one after another.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 import time
@@ -48,6 +47,7 @@ from sqla_shard.upkeep.checks import (
 )
 from sqla_shard.util.files import replace_file
 from sqla_shard.util.json_values import JsonObject, parsed_json
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.pace import Pace
 
 _FORMAT = 2
@@ -202,7 +202,7 @@ class PositionFile(Generic[S]):
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: Maximum number of seconds to retry the first failed transaction.
 PATIENCE = 30.0

@@ -7,7 +7,7 @@
 ``pace``                how fast a run reads rows; random pauses
 ``processes``           calls right after a fork, signals that end a wait
 ``source_lines``        where a statement is executed, a function defined
-``sqlalchemy_helpers``  ordered tables; listeners that are registered for a time
+``sqlalchemy_helpers``  ordered tables; listeners for a time; kinds of dialects
 ``sqlalchemy_private``  private names of SQLAlchemy
 ``unrun``               results of functions whose code has not run
 ``weak_keys``           values of objects, for as long as the objects exist

@@ -1,4 +1,4 @@
-"""Ordered tables, and listeners of events that are registered for a time."""
+"""Ordered tables, listeners that are registered for a time, the kind of a dialect."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def stop_listening(target: Any, name: str, listener: Callable[..., Any]) -> None
     """Remove a listener, unless an interrupt came before it was registered."""
     if event.contains(target, name, listener):
         event.remove(target, name, listener)
+
+
+def is_mysql(dialect: Any) -> bool:
+    """Return whether a dialect is of MySQL or MariaDB."""
+    return dialect.name in ("mysql", "mariadb")
 
 
 def sorted_tables(metadata: MetaData) -> list[Table]:

@@ -30,7 +30,6 @@ ids to ``insert().returning()``; what MySQL cannot return is refused.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -71,12 +70,13 @@ from sqla_shard.dialects.mysql.driver import (
 )
 from sqla_shard.dialects.mysql.new_keys import number_new_rows
 from sqla_shard.dialects.polling import PIPELINING, Pipelining
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.masking import host_and_port
 
 __all__ = ["MySQL"]
 
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 # By the error number of the server or the driver.
 _FAILURES: Mapping[int, Failure] = {

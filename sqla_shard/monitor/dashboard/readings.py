@@ -8,7 +8,6 @@ reads a value, whatever the number of browsers.
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -61,11 +60,12 @@ from sqla_shard.topology import diff, Keyspace, Topology
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.topology.urls import address_of
+from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import in_children
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = careful_log(__name__)
 
 #: When a page stops waiting, by the monotonic clock.
 _END = ContextVar("sqla_shard_dashboard_end", default=inf)

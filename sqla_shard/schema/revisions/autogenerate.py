@@ -79,12 +79,12 @@ from sqla_shard.outbox.tables import PREFIX
 from sqla_shard.planning import name_of, spec_of
 from sqla_shard.schema.revisions.types import (
     drop_options,
-    is_plain,
     Listeners,
     render_item as render_portable,
     render_plain,
 )
 from sqla_shard.topology import Topology
+from sqla_shard.util.sqlalchemy_helpers import is_mysql
 
 __all__ = ["comparing", "default_differs", "is_portable", "merged", "type_differs"]
 
@@ -123,7 +123,7 @@ def type_differs(
     :param wanted: the column of the model.
     :returns: True if it has changed; None to let alembic compare them.
     """
-    if context.dialect.name not in ("mysql", "mariadb"):
+    if not is_mysql(context.dialect):
         return None
     process = context.dialect.type_compiler_instance.process
     texts = process(found_type), process(wanted_type)
@@ -336,7 +336,7 @@ def _include_name(name: str | None, kind: str, parents: Any) -> bool:
 
 
 def _is_portable(portable: bool, dialect: Dialect | None) -> bool:
-    return portable or not is_plain(dialect)
+    return portable or not is_mysql(dialect)
 
 
 def _render_item(
@@ -428,7 +428,7 @@ def _is_shown_alike(operation: AlterColumnOp, context: MigrationContext) -> bool
     """Return whether the server shows the new default as the present one."""
     wanted = getattr(operation.modify_server_default, "arg", None)
     connection: Any = context.connection
-    if not is_plain(context.dialect) or _text(context.dialect, wanted) is None:
+    if not is_mysql(context.dialect) or _text(context.dialect, wanted) is None:
         return False
     if operation.modify_type is not None:
         # The copy has the present type.

@@ -44,7 +44,6 @@ __all__ = [
     "UPDATED_AT",
     "Listeners",
     "drop_options",
-    "is_plain",
     "render_item",
     "render_plain",
 ]
@@ -192,11 +191,6 @@ class Listeners(list[Any]):
         text = "\n".join(f"    {part!r}" for part in parts)
         ddl = f"sa.DDL(\n{text}\n).execute_if(dialect='sqlite')"
         return f"[('after_create', {ddl})]"
-
-
-def is_plain(dialect: Any) -> bool:
-    """Return whether a dialect has plain revisions."""
-    return dialect.name in ("mysql", "mariadb")
 
 
 def render_plain(kind: str, item: Any, context: AutogenContext) -> str | Literal[False]:
