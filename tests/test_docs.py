@@ -523,11 +523,11 @@ def test_every_error_says_what_to_do():
         assert any(line.startswith("   ") for line in advice), name
 
 
-def test_the_code_of_the_readme_is_the_quickstart():
+def test_the_code_of_the_readme_is_that_of_the_front_page():
     def code(page: Path) -> str:
         return next(b.code for b in blocks_of(page) if b.language == "python")
 
-    assert code(ROOT / "README.md") == code(DOCS / "quickstart.rst")
+    assert code(ROOT / "README.md") == code(DOCS / "index.rst")
 
 
 def test_code_that_is_not_run_is_rare_and_has_a_reason():

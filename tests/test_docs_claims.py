@@ -108,6 +108,28 @@ def test_every_extra_is_listed() -> None:
     assert listed == set(PYPROJECT["project"]["optional-dependencies"])
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/versions.rst"])
+def test_supported_versions_are_those_of_the_package(page: str) -> None:
+    project = PYPROJECT["project"]
+    minors = [
+        one.rpartition(" ")[2] for one in project["classifiers"] if ":: 3." in one
+    ]
+    (needed,) = (one for one in project["dependencies"] if one.startswith("SQLAlchemy"))
+    oldest = re.search(r">=([\d.]+)", needed)
+    assert oldest is not None
+    text = sentences(ROOT / page)
+    assert f"{minors[0]} to {minors[-1]}" in text
+    assert f"{oldest[1]} and later, and 2.1" in text
+    assert needed.endswith("<2.2")
+
+
+def test_supported_drivers_are_those_of_the_extras() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    text = sentences(ROOT / "docs" / "reference" / "versions.rst")
+    for name in ("mysql", "mysqlclient", "asyncmy"):
+        assert extras[name][0].replace(">=", " ") in text
+
+
 #: Features that the pages call missing, by the words of the README's table and
 #: of the landing page; each with the name that it would have.
 MISSING = {"online schema changes": "schema/online"}
