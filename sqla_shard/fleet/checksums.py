@@ -11,8 +11,9 @@ follows.
 - NULL in another column: the row ends with a bit for each column.
 - Texts: their bytes as they are stored, trailing spaces included; neither a
   collation nor the character set of the connection matters.
-- FLOAT is printed with 6 digits: it is cast to DOUBLE, which is printed in
-  full.
+- FLOAT is printed with 6 digits: it is cast to DOUBLE, for which MySQL has 22
+  characters.  A DOUBLE needs up to 24, and only a column itself is printed in
+  full there.
 - TIMESTAMP depends on the time zone of the session: ``SESSION`` sets it.
 - A concatenation of more than ``max_allowed_packet`` bytes would be NULL, and
   equal to any other: long texts are represented by their SHA-256.
@@ -112,9 +113,9 @@ class ComparedColumn:
         :param is_long: whether the value must not be concatenated.
         """
         name = marked(self.name)
-        if self.kind in _EXACT:
+        if self.kind == "double" or self.kind in _EXACT:
             return [name]
-        if self.kind in _FLOATING:
+        if self.kind == "float":
             return [f"CAST({name} AS DOUBLE)"]
         if self.kind in _SHAPES:
             shape = f"ST_AsWKB({name})"
@@ -138,7 +139,7 @@ class ComparedColumn:
         if self.kind in _NUMBERED:
             return f"{name} + 0"
         if self.kind in _FLOATING:
-            name = f"CAST({name} AS DOUBLE)"
+            return f"CAST({name} AS DOUBLE)"
         return f"CAST({name} AS CHAR)"
 
     def literal(self, value: Any) -> str:
@@ -149,7 +150,7 @@ class ComparedColumn:
         if self.kind in _BYTES:
             return f"x'{value}'"
         if self.kind in _FLOATING:
-            return value if "e" in value else f"{value}e0"
+            return f"{value:.16e}"
         if self.kind in _TIMES | _NAMED:
             return f"'{value}'"
         if self.kind in _NUMBERED:

@@ -138,14 +138,19 @@ CASES = {
     "last bit of FLOAT": (
         (
             "CREATE TABLE t (id INT PRIMARY KEY, f FLOAT, d DOUBLE);"
-            "INSERT INTO t VALUES (1, 1.5, 0.1), (2, 16777215, 1e300)"
+            "INSERT INTO t VALUES (1, 1.5, 0.1), (2, 16777215, 1e300),"
+            " (3, 1.5, -8.324796234259385e-282)"
         ),
         (
             "UPDATE t SET f = 1.50000012 WHERE id = 1;"
             "UPDATE t SET f = 16777214, d = 1.0000000000000002e300"
-            " WHERE id = 2"
+            " WHERE id = 2; UPDATE t SET d = -8.324796234259383e-282 WHERE id = 3"
         ),
-        {("row", "t", (1,), ("f",)), ("row", "t", (2,), ("f", "d"))},
+        {
+            ("row", "t", (1,), ("f",)),
+            ("row", "t", (2,), ("f", "d")),
+            ("row", "t", (3,), ("d",)),
+        },
     ),
     "trailing spaces": (
         (
@@ -243,12 +248,23 @@ CASES = {
             " SECOND, -(seq / 4), CHAR(seq %% 256), 1 + seq %% 2, 0"
             " FROM seq_1_to_2500;"
             "CREATE TABLE f (k DOUBLE PRIMARY KEY, v INT);"
-            "INSERT INTO f SELECT SIN(seq), 0 FROM seq_1_to_2500"
+            "INSERT INTO f SELECT SIN(seq), 0 FROM seq_1_to_2500;"
+            "CREATE TABLE g (k DOUBLE, l FLOAT, PRIMARY KEY (k, l));"
+            "INSERT INTO g VALUES (-8.324796234259385e-282, -2.0024093e-36)"
         ),
-        ("UPDATE t SET v = 1 WHERE b = -150;UPDATE f SET v = 1 WHERE k > 0.999"),
+        (
+            "UPDATE t SET v = 1 WHERE b = -150;UPDATE f SET v = 1 WHERE k > 0.999;"
+            "DELETE FROM g"
+        ),
         {
             ("row", "t", ("2024-01-01 00:00:00.000", "-150.00", "0x580000", 1), ("v",)),
             ("row", "f", None, ("v",)),
+            (
+                "missing_row",
+                "g",
+                (-8.324796234259385e-282, -2.0024093187227794e-36),
+                (),
+            ),
         },
     ),
     "no key": (
@@ -1145,6 +1161,7 @@ KEYS = st.sampled_from(
         ("VARCHAR(20) COLLATE utf8mb4_general_ci", TEXT),
         ("VARBINARY(20)", st.binary(max_size=4)),
         ("DOUBLE", st.floats(-1e9, 1e9)),
+        ("FLOAT", st.floats(-(2.0**60), 2.0**60, width=32)),
         ("DECIMAL(10,3)", st.decimals(-(10**5), 10**5, places=3)),
     ]
 )
