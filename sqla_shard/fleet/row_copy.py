@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from sqla_shard.dialects.mysql.catalogue import without_character_sets
+from sqla_shard.dialects.mysql.catalogue import without_implied
 from sqla_shard.exc import CopyFailedError, FleetServerError, Problem
 from sqla_shard.fleet.admin import Admin, marked, quoted, SYSTEM
 from sqla_shard.fleet.common_point import Snapshots, snapshots
@@ -212,7 +212,7 @@ def definition_in(row: Sequence[str], admin: Admin) -> tuple[str, int | None]:
     sql = row[1]
     if not admin.is_mariadb:
         # The table that is created from it would be shown differently.
-        sql = without_character_sets(sql)
+        sql = without_implied(sql)
     counter = _AUTO_INCREMENT.search(sql)
     if counter is None:
         return sql, None

@@ -14,7 +14,7 @@ import pytest
 
 from sqla_shard.cli.output import coloured
 from sqla_shard.dialects.mysql import _end_of_select
-from sqla_shard.dialects.mysql.catalogue import without_character_sets
+from sqla_shard.dialects.mysql.catalogue import without_implied
 from sqla_shard.dialects.mysql.ddl import creation_of
 from sqla_shard.dialects.sqlite import _words
 from sqla_shard.exc import SchemaOptionError
@@ -56,7 +56,7 @@ def state(line: str) -> tuple[str, ...]:
         (_bare, f"{'(' * N}1{')' * N}", "1"),
         (_bare, f"_utf8{OPEN}", OPEN),
         (_end_of_select, OPEN, None),
-        (without_character_sets, OPEN, OPEN),
+        (without_implied, OPEN, OPEN),
         (_words, "[" * N, ["[" * N]),
         (qualifiers, f"a.b {OPEN}", ["a"]),
         (qualifiers, f"a{' -- ' * N}.b", []),

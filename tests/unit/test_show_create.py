@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sqla_shard.dialects.mysql.catalogue import without_character_sets, without_counter
+from sqla_shard.dialects.mysql.catalogue import without_counter, without_implied
 from sqla_shard.dialects.mysql.ddl import digest_of
 
 MYSQL = SimpleNamespace(is_mariadb=False)
@@ -27,7 +27,7 @@ COPY = ORIGINAL.replace(
 
 def test_a_copy_is_as_its_original() -> None:
     assert COPY != ORIGINAL
-    assert without_character_sets(COPY) == ORIGINAL
+    assert without_implied(COPY) == ORIGINAL
     assert digest_of(COPY, MYSQL) == digest_of(ORIGINAL, MYSQL)
 
 
@@ -41,15 +41,31 @@ def test_a_copy_is_as_its_original() -> None:
         "` CHARACTER SET latin1 COLLATE latin1_bin` int",
         "`a``` int COMMENT ' CHARACTER SET latin1 COLLATE latin1_bin'",
         "`a` text CHARACTER SET latin1",
+        "`a` text COMMENT ' TABLESPACE = `innodb_system` '",
     ],
 )
 def test_texts_and_names_stay(created: str) -> None:
-    assert without_character_sets(created) == created
+    assert without_implied(created) == created
 
 
 def test_another_collation_is_another_table() -> None:
     other = COPY.replace("utf8mb4_bin DEFAULT NULL", "utf8mb4_0900_ai_ci")
     assert digest_of(other, MYSQL) != digest_of(ORIGINAL, MYSQL)
+
+
+def test_the_default_tablespace_is_left_out() -> None:
+    """MySQL names it of a copy, or of a table that was altered, alone."""
+    altered = ORIGINAL.replace(
+        ") ENGINE", ") /*!50100 TABLESPACE `innodb_system` */ ENGINE"
+    )
+    parts = """
+/*!50100 PARTITION BY RANGE (`id`)
+(PARTITION p VALUES LESS THAN MAXVALUE{} ENGINE = InnoDB) */"""
+    assert without_implied(altered + parts.format("")) == ORIGINAL + parts.format("")
+    shown = ORIGINAL + parts.format(" TABLESPACE = `innodb_system`")
+    assert without_implied(shown) == ORIGINAL + parts.format("")
+    named = altered.replace("innodb_system", "g1")
+    assert without_implied(named) == named
 
 
 def test_the_counter_is_left_out() -> None:

@@ -31,9 +31,11 @@ from sqla_shard.dialects.base import Catalogue, DATABASE, hashed
 
 _COUNTER = re.compile(r" AUTO_INCREMENT=\d+")
 # Strings and quoted names come first: a comment may have the same words.
-_CHARACTER_SET = re.compile(
+_IMPLIED = re.compile(
     r"('(?:[^'\\]|\\.|'')*'|`(?:[^`]|``)*`|['`].*)"
-    r"| CHARACTER SET \w+(?= COLLATE )",
+    r"| CHARACTER SET \w+(?= COLLATE )"
+    r"| /\*!50100 TABLESPACE `innodb_(?:system|file_per_table)` \*/"
+    r"| TABLESPACE = `innodb_(?:system|file_per_table)`",
     re.S,
 )
 
@@ -43,15 +45,17 @@ def without_counter(created: str) -> str:
     return _COUNTER.sub("", created)
 
 
-def without_character_sets(created: str) -> str:
-    """Return SHOW CREATE TABLE without what collations of columns imply.
+def without_implied(created: str) -> str:
+    """Return SHOW CREATE TABLE of MySQL without what depends on its past.
 
     MySQL shows ``COLLATE utf8mb4_bin`` for a column that has the collation of
     its table, and ``CHARACTER SET utf8mb4 COLLATE utf8mb4_bin`` if a statement
     has named that collation.  A table that was created from the first text
-    shows the second one, although both tables are the same.
+    shows the second one, although both tables are the same.  With
+    ``innodb_file_per_table=OFF`` it names its default tablespace, of a partition,
+    for which a statement must not name it, and of a table once it was altered.
     """
-    return _CHARACTER_SET.sub(lambda found: found[1] or "", created)
+    return _IMPLIED.sub(lambda found: found[1] or "", created)
 
 
 # MariaDB fills a table of information_schema in one of three ways, which
@@ -316,7 +320,7 @@ class MySQLCatalogue(Catalogue):
         if table == DATABASE:
             return _READ_ONLY.sub("", created.replace(f" {database}", ""))
         if not _is_mariadb(connection):
-            created = without_character_sets(created)
+            created = without_implied(created)
         lines = list(_normalized_lines(created.replace(f"{database}.", "")))
         found = _rows(connection, f"SHOW TRIGGERS FROM {database}")
         for trigger in sorted(row for row in found if row[2] == table):

@@ -37,8 +37,8 @@ from sqlalchemy.exc import DBAPIError
 from sqla_shard.dialects.base import Batch, DDL, Statement
 from sqla_shard.dialects.mysql.catalogue import (
     TABLE_TYPES,
-    without_character_sets,
     without_counter,
+    without_implied,
 )
 from sqla_shard.dialects.polling import PolledConnection
 
@@ -396,7 +396,7 @@ def digest_of(definition: str, dialect: Any) -> str:
     text = without_counter(definition)
     if dialect.is_mariadb:
         return sha256(text.encode()).hexdigest()
-    text = without_character_sets(text)
+    text = without_implied(text)
     return f"mysql {sha256(text.encode()).hexdigest()}"
 
 
