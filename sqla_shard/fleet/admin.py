@@ -88,6 +88,7 @@ class Admin:
         self.host = str(url.host)
         self.port = url.port or 3306
         self.name = name
+        self.timeout = timeout
         self._url = url
         self._backend = backend_for(url.drivername, driver="pymysql")
         engine_url, _ = self._backend.locate(url, "")

@@ -122,7 +122,7 @@ def prepare_snapshot(session: Admin) -> None:
 def _limit_statements(session: Admin, seconds: float) -> None:
     """Let the server end statements that take longer; 0 for no limit."""
     if session.is_mariadb:
-        session.run(f"SET SESSION max_statement_time = {seconds:.0f}")
+        session.run(f"SET SESSION max_statement_time = {seconds:f}")
     else:
         session.run(f"SET SESSION max_execution_time = {1000 * seconds:.0f}")
 
@@ -202,7 +202,7 @@ def common_point(
             other = stack.enter_context(snapshots(two, pairs, timeout=timeout))
             position = f"{mine.position} | {other.position}"
         for session in (*mine.sessions, *other.sessions):
-            _prepare(session, timeout)
+            prepare_comparison(session)
         yield CommonPoint(
             position=position,
             pairs=tuple(zip(mine.sessions, other.sessions, strict=True)),
@@ -239,7 +239,7 @@ class QuietPoint:
                     for session in sessions:
                         self._stack.callback(session.close)
                         prepare_snapshot(session)
-                        _prepare(session, timeout)
+                        prepare_comparison(session)
                     self._pairs.append(sessions)
         except BaseException:
             self._stack.close()
@@ -262,12 +262,13 @@ class QuietPoint:
         self._stack.close()
 
 
-def _prepare(session: Admin, timeout: float) -> None:
+def prepare_comparison(session: Admin) -> None:
+    """Set up a session for statements of a comparison."""
     for statement in SESSION:
         session.run(statement)
     # The server would go on with a statement that nobody waits for any more, and
     # each attempt would leave another.
-    _limit_statements(session, timeout)
+    _limit_statements(session, session.timeout)
     if session.is_mariadb:
         # The server would end sessions that wait for the other one.
         session.run("SET SESSION idle_transaction_timeout = 0")

@@ -48,11 +48,12 @@ from typing import Any
 from sqla_shard.exc import FleetLockedError, FleetServerError, FleetSetupError
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.admin import Admin
-from sqla_shard.fleet.checksums import Bound, ComparedColumns, SESSION
+from sqla_shard.fleet.checksums import Bound, ComparedColumns
 from sqla_shard.fleet.common_point import (
     common_point,
     CommonPoint,
     Opener,
+    prepare_comparison,
     QuietPoint,
     RESPONSE_SECONDS,
 )
@@ -395,8 +396,7 @@ class _Comparison:
                     wait_applied(one, two, self._patience())
 
             for admin in (one, two):
-                for statement in SESSION:
-                    admin.run(statement)
+                prepare_comparison(admin)
             catalogue = compare_catalogues(
                 one,
                 two,

@@ -25,6 +25,7 @@ class ScriptedAdmin:
     host = "b"
     port = 3306
     is_mariadb = False
+    timeout = 10.0
     error = Admin.error
     lock_all = Admin.lock_all
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import Future
 
@@ -13,6 +14,7 @@ from sqla_shard.fleet.compare import (
     _Comparison,
     _Pair,
     _Unit,
+    compare_servers,
     CompareOptions,
     CutoverContents,
 )
@@ -56,7 +58,7 @@ class Opened(ScriptedAdmin):
     """Opens other sessions; remembers their time-outs, and what they run."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__({"": []})
         self.timeouts = []
 
     def __enter__(self):
@@ -67,9 +69,14 @@ class Opened(ScriptedAdmin):
 
     def another(self, *, timeout):
         self.timeouts.append(timeout)
+        self.timeout = timeout
         return self
 
     close = __exit__
+
+
+def limits_of(admin):
+    return [text for text in admin.texts if re.search("max_(stat|exec)", text)]
 
 
 def test_a_cutover_waits_for_no_response_beyond_its_limit():
@@ -81,10 +88,18 @@ def test_a_cutover_waits_for_no_response_beyond_its_limit():
     )
     contents.prepare()
     assert {*one.timeouts, *two.timeouts} == {20.0}
-    limits = [text for text in one.texts if "max_execution_time" in text]
-    assert limits[-1] == "SET SESSION max_execution_time = 20000"
-    limits = [text for text in two.texts if "max_statement_time" in text]
-    assert limits[-1] == "SET SESSION max_statement_time = 20"
+    assert limits_of(one)[-1] == "SET SESSION max_execution_time = 20000"
+    assert limits_of(two)[-1] == "SET SESSION max_statement_time = 20.000000"
+
+
+def test_nor_does_one_that_reads_definitions():
+    one, two = Opened(), Opened()
+    two.is_mariadb = True
+    options = CompareOptions(counters=False)
+    servers = (lambda: one), (lambda: two)
+    assert not compare_servers(*servers, ["d"], replicates=False, options=options).ok
+    assert limits_of(one) == ["SET SESSION max_execution_time = 10000"]
+    assert limits_of(two) == ["SET SESSION max_statement_time = 10.000000"]
 
 
 def test_differences_are_compared_again_for_some_seconds_after_the_limit(monkeypatch):
