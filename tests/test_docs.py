@@ -247,6 +247,10 @@ class Runner:
                 continue
             self._same(block, wanted, printed)
             program, *arguments = shlex.split(line[2:])
+            if program == "cd":
+                os.chdir(*arguments)
+                wanted = printed = ""
+                continue
             if program == "python":
                 program = sys.executable
             elif program == "sqla-shard":

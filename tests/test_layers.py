@@ -135,7 +135,12 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(path): path for path in sorted((ROOT / PACKAGE).rglob("*.py"))}
+# `sqla-shard init` copies the others.
+MODULES = {
+    module_name(path): path
+    for path in sorted((ROOT / PACKAGE).rglob("*.py"))
+    if "project" not in path.parts
+}
 
 
 def layer_of(module: str) -> str:

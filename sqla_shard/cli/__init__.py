@@ -38,6 +38,7 @@ servers.  ::
     sqla-shard migrate shadow REPORT   what shards mean for one database
     sqla-shard migrate suggest BASE    suggest owners of its tables
     sqla-shard shell ID                SQL client or Python on a virtual shard
+    sqla-shard init DIRECTORY          a new project, with tests
     sqla-shard dev up                  local servers for development
     sqla-shard completion SHELL        completion for bash, zsh or fish
 

@@ -39,7 +39,11 @@ PROGRAM: Sections = {
     },
     "One database": {"migrate": "catalogue"},
     "Jobs": {"worker": "jobs_commands", "queue": "catalogue"},
-    "Development": {"dev": "catalogue", "completion": "program"},
+    "Development": {
+        "init": "init_command",
+        "dev": "catalogue",
+        "completion": "program",
+    },
 }
 
 _TOPOLOGY: Sections = {

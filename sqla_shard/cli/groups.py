@@ -66,9 +66,21 @@ class LazyGroup(click.Group):
         if not (ctx.resilient_parsing or name in self.modules or name[:1] == "-"):
             from difflib import get_close_matches
 
-            for near in get_close_matches(name, self.modules, n=1):
-                ctx.fail(f"No such command {name!r}; did you mean {near!r}?")
+            known = self._paths(ctx)
+            for near in get_close_matches(name, known, n=1):
+                meant = " or ".join(map(repr, known[near]))
+                ctx.fail(f"No such command {name!r}; did you mean {meant}?")
         return super().resolve_command(ctx, args)
+
+    def _paths(self, ctx: click.Context) -> dict[str, list[str]]:
+        """Return what to type for each command, also for those of groups."""
+        found: dict[str, list[str]] = {}
+        for group, module in self.modules.items():
+            if module == "catalogue":
+                inner = self.get_command(ctx, group)
+                for name in getattr(inner, "modules", ()):
+                    found.setdefault(name, []).append(f"{group} {name}")
+        return found | {name: [name] for name in self.modules}
 
     def lines_of_help(self) -> dict[str, str]:
         """Return the first sentence of the help of each command."""

@@ -23,6 +23,7 @@ from sqla_shard.testing import (
     MySQLServer,
 )
 from sqla_shard.testing.local_server import free_port, wait_until
+from tests.servers.command_line import invoke
 
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
@@ -527,6 +528,14 @@ def test_databases_are_where_the_topology_says(small_fleet):
     assert [names(server) for server in small_fleet.servers] == found
     small_fleet.drop_databases()
     assert [names(server) for server in small_fleet.servers] == [set()] * 3
+
+
+def test_a_new_project_is_tested_on_servers(mariadb_fleet, pytester, monkeypatch):
+    assert invoke("init", pytester.path).exit_code == 0
+    urls = ",".join(server.url for server in mariadb_fleet.servers)
+    monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", urls)
+    done = pytester.runpytest_subprocess("-k", "mariadb")
+    done.assert_outcomes(passed=1, deselected=2)
 
 
 def test_databases_are_emptied(small_fleet):

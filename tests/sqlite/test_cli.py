@@ -41,6 +41,21 @@ def test_the_entry_point_is_main():
     assert name == f"{cli.main.__module__}:{cli.main.__name__}"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("provsion",), "'schema provision'"),
+        (("resume",), "'fleet resume' or 'queue resume'"),
+        (("statu",), "'status'"),
+        (("fleet", "rebuild"), "'replica rebuild'"),
+    ],
+)
+def test_commands_of_groups_are_named_in_full(arguments, meant):
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert f"No such command {arguments[-1]!r}; did you mean {meant}?" in done.output
+
+
 def test_version(tmp_path):
     done = run(tmp_path, "--version")
     assert done.stdout == f"sqla-shard {version('sqla-shard')}\n"

@@ -1,0 +1,97 @@
+"""``sqla-shard init``: a project that runs, to change into one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+
+import click
+
+from sqla_shard.cli.options import pass_global_settings, Settings
+from sqla_shard.cli.output import echo, examples
+
+#: What is copied: models, a program, and its tests.
+_PROJECT = Path(__file__).with_name("project")
+_TOPOLOGY = "topology.json"
+_CONFIG = "alembic.ini"
+_REVISIONS = "migrations"
+
+
+@click.command(
+    "init",
+    epilog=examples(
+        "sqla-shard init shop",
+        "sqla-shard init shop --url 'mysql://app:${MYSQL_PASSWORD}@mysql001a'",
+    ),
+)
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--url",
+    "urls",
+    metavar="URL",
+    multiple=True,
+    show_default="two folders of SQLite files",
+    help="A server, such as mysql://app:${MYSQL_PASSWORD}@mysql001a:3306; repeatable.",
+)
+@click.option(
+    "--shards",
+    metavar="N",
+    type=click.IntRange(1, 65536),
+    default=64,
+    help="Number of virtual shards.",
+)
+@pass_global_settings
+def init_command(
+    settings: Settings, directory: Path, urls: tuple[str, ...], shards: int
+) -> None:
+    """Write a new project into DIRECTORY: topology, models, revisions, tests.
+
+    Existing files are not overwritten.
+    """
+    from sqla_shard import schema
+    from sqla_shard.testing.topology_documents import topology_document
+    from sqla_shard.topology import to_json, Topology
+
+    urls = urls or ("sqlite:///data/server1", "sqlite:///data/server2")
+    if len(urls) > shards:
+        raise click.UsageError(
+            f"--shards {shards} is less than {len(urls)} servers; each needs a shard"
+        )
+    names = {f"server{number}": url for number, url in enumerate(urls, 1)}
+    topology = Topology.from_mapping(
+        topology_document(names, shards),
+        placeholders=settings.placeholders,
+        environ=settings.blank,
+    )
+    files = {
+        directory / path.relative_to(_PROJECT): path.read_bytes()
+        for path in sorted(_PROJECT.rglob("*.*"))
+        if path.suffix != ".pyc"
+    }
+    files[directory / _TOPOLOGY] = to_json(topology)
+    for path in (*files, directory / _CONFIG, directory / _REVISIONS):
+        if path.exists():
+            raise click.ClickException(
+                f"{path} already exists and is not overwritten; move it, or choose "
+                "another directory"
+            )
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    made = schema.init(
+        directory / _REVISIONS,
+        topology=directory / _TOPOLOGY,
+        config=directory / _CONFIG,
+        models="models:Base",
+        placeholders=settings.placeholders,
+    )
+    for path in (*files, *made):
+        echo(f"created {path}")
+    echo(
+        f"\nNext:\n  cd {quote(str(directory))}\n"
+        "  sqla-shard schema provision --initial\n"
+        '  alembic revision --autogenerate -m "first tables"\n'
+        "  sqla-shard schema upgrade\n"
+        "  python app.py\n"
+        "  python -m pytest"
+    )

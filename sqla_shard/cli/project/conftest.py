@@ -1,0 +1,44 @@
+"""A cluster with empty tables for each test."""
+
+from functools import partial
+
+import pytest
+from models import Base
+
+from sqla_shard import Cluster
+from sqla_shard.testing import sqlite_topology
+
+
+@pytest.fixture(params=["sqlite", "mariadb", "mysql"])
+def cluster(request, tmp_path):
+    """Run each test on SQLite, and on the servers that are installed."""
+    if request.param == "sqlite":
+        topology = sqlite_topology(tmp_path, servers=2, shards=4)
+        with Cluster.from_topology(topology) as cluster:
+            cluster.create_all(Base.metadata)
+            yield cluster
+    else:
+        cluster, empty = request.getfixturevalue(f"{request.param}_tables")
+        yield cluster
+        empty()
+
+
+@pytest.fixture(scope="session")
+def mariadb_tables(mariadb_fleet):
+    """Create the tables on MariaDB."""
+    yield from create_tables(mariadb_fleet)
+
+
+@pytest.fixture(scope="session")
+def mysql_tables(mysql_fleet):
+    """Create the tables on MySQL."""
+    yield from create_tables(mysql_fleet)
+
+
+def create_tables(fleet):
+    """Create the tables on servers; yield a cluster, and what empties them."""
+    topology = fleet.topology_mapping(shards=4, database="db_test{shard:05d}")
+    with Cluster.from_topology(topology) as cluster:
+        cluster.create_all(Base.metadata)
+        yield cluster, partial(fleet.empty, topology)
+    fleet.drop_databases(topology)
