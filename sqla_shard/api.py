@@ -5,8 +5,7 @@ They are loaded when the first of them is used.
 
 from __future__ import annotations
 
-from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.cluster.cluster_events import ClusterEvents
+from sqla_shard.cluster.cluster import Cluster, ClusterEvents
 from sqla_shard.cluster.event_loops import AsyncShardSession
 from sqla_shard.dialects.base import ServerLogin
 from sqla_shard.engine import scatter, scatter_errors

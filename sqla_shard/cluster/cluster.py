@@ -19,13 +19,12 @@ from typing import (
     TypeVarTuple,
 )
 
-from sqlalchemy import MetaData
-from sqlalchemy.event import dispatcher
+from sqlalchemy import MetaData, select
+from sqlalchemy.event import dispatcher, Events
 from sqlalchemy.event.registry import EventTarget
 
 from sqla_shard.cluster.active_topology import ActiveTopology, FromSources
 from sqla_shard.cluster.creation import create_all
-from sqla_shard.cluster.dictionaries import load_dictionary
 from sqla_shard.cluster.event_loops import (
     AsyncSessionContext,
     AsyncShardSession,
@@ -39,14 +38,17 @@ from sqla_shard.cluster.retries import Retries, run, run_awaited
 from sqla_shard.dialects.base import PasswordFunction, Passwords
 from sqla_shard.dialects.polling import Pipelining
 from sqla_shard.engine import (
+    by_server,
     Engines,
     EngineStats,
     Lanes,
     Places,
     Sampling,
+    StatementReport,
     StatementReports,
 )
-from sqla_shard.exc import OptionError
+from sqla_shard.engine.rendering import Place
+from sqla_shard.exc import OptionError, RoutingError
 from sqla_shard.outbox import (
     count_pending,
     Pending,
@@ -54,8 +56,10 @@ from sqla_shard.outbox import (
     PendingCount,
     repair,
     RepairReport,
+    tables,
 )
 from sqla_shard.outbox.pending_operations import KEEP
+from sqla_shard.outbox.scan import scan
 from sqla_shard.outbox.transaction_keys import (
     CommittedKey,
     find_halves,
@@ -70,6 +74,7 @@ from sqla_shard.session import (
     RandomPlacement,
     ShardSession,
 )
+from sqla_shard.session.commit import CommitReport
 from sqla_shard.session.paging import Seal, seal_of
 from sqla_shard.session.placement import IdService
 from sqla_shard.session.session import SessionContext
@@ -727,7 +732,41 @@ class Cluster(FromSources, EventTarget):
         :returns: the content, None if no virtual shard has it; and the
             servers that could not be read.
         """
-        return load_dictionary(self, dictionary_id)
+        places = self.places
+        first = {
+            group[0].address
+            for keyspace in places.topology.keyspaces.values()
+            for group in by_server(places.all_places(keyspace))
+        }
+        stored = tables.DICTIONARIES.c
+        statement = select(stored.content).where(stored.id == dictionary_id)
+
+        def read(session: ShardSession, group: Sequence[Place]) -> list[bytes]:
+            # One shard after another: each has the whole dictionary.
+            for place in group:
+                content = session.execute(
+                    statement, bind_arguments={"place": place}
+                ).scalar()
+                if content is not None:
+                    return [bytes(content)]
+            return []
+
+        def read_first(session: ShardSession, group: Sequence[Place]) -> list[bytes]:
+            return read(session, [place for place in group if place.address in first])
+
+        unreachable: list[str] = []
+        for way in (read_first, read):
+            contents, failed = scan(
+                self,
+                way,
+                lambda place, error: True,
+                purpose="dictionary",
+                kinds=("objects",),
+            )
+            if contents:
+                return contents[0], []
+            unreachable = [shard.server for shard in failed]
+        return None, unreachable
 
     # -- Row cache
 
@@ -848,3 +887,102 @@ class Cluster(FromSources, EventTarget):
             for keyspace in self.topology.keyspaces.values()
         )
         return f"<Cluster epoch {self.topology.epoch}: {spaces}>"
+
+
+class ClusterEvents(Events[Cluster]):
+    """Events of a :class:`Cluster`, for :func:`sqlalchemy.event.listen`.
+
+    ::
+
+        @event.listens_for(cluster, "after_statement")
+        def count(cluster, report):
+            metrics.histogram("fan_out", report.fan_out)
+    """
+
+    _target_class_doc = "SomeCluster"
+    _dispatch_target = Cluster
+
+    def after_statement(self, cluster: Cluster, report: StatementReport) -> None:
+        """Called after a statement, whether it failed or not.
+
+        It is called in the thread of the session, before objects are loaded
+        from the rows; exceptions of the listener are raised there.
+        """
+
+    def commit_ended(self, cluster: Cluster, report: CommitReport) -> None:
+        """Called after the COMMITs of a transaction, whatever the outcome.
+
+        It is called in the thread of the session; exceptions of the listener
+        are raised there, although the transaction may have been committed.
+        """
+
+    def transaction_repeated(
+        self, cluster: Cluster, error: Exception, attempt: int
+    ) -> None:
+        """Called before :meth:`Cluster.run` repeats a transaction.
+
+        :param error: the error of the last attempt.
+        :param attempt: its number, from 1.
+        """
+
+    def statement_refused(self, cluster: Cluster, error: RoutingError) -> None:
+        """Called after a statement was refused, which has sent nothing.
+
+        It is called in the thread of the session, below the line of the
+        application that has executed the statement.
+        """
+
+    def connection_obtained(
+        self, cluster: Cluster, server: str, seconds: float
+    ) -> None:
+        """Called after a transaction has got a connection to a server.
+
+        :param server: name of the server, as in :meth:`Cluster.stats`.
+        :param seconds: time for which the transaction has waited: for the
+            pool, and for a new connection.
+        """
+
+    def topology_changed(self, cluster: Cluster, old: Topology, new: Topology) -> None:
+        """Called when a newer topology is in use.
+
+        It is called once for each topology, in the order of epochs, in a
+        thread of the cluster; exceptions are only logged.  The source is not
+        read until the listener returns: leave long work to another thread.
+        After ten seconds ``cluster.health()`` is ``"stale"``.
+        """
+
+    def before_enqueue(
+        self, cluster: Cluster, task: str, carrier: dict[str, str]
+    ) -> None:
+        """Called before jobs of a task are inserted.
+
+        Exceptions of the listener are raised by ``enqueue()``.
+
+        :param carrier: what a listener adds to it, such as ``traceparent``,
+            is stored with the jobs; workers get it as ``job.context``.
+        """
+
+    def before_job(self, cluster: Cluster, job: Any) -> None:
+        """Called before a worker calls the task of a job.
+
+        It is called in the thread, or in the task of the event loop, that
+        runs the job; exceptions are only logged.
+
+        :param job: a :class:`~sqla_shard.jobs.ClaimedJob`.
+        """
+
+    def after_job(self, cluster: Cluster, report: Any) -> None:
+        """Called after a task has returned or failed, where it was called.
+
+        A job whose task returns its result outside a transaction is
+        acknowledged later.  Exceptions of the listener are only logged.
+
+        :param report: a :class:`~sqla_shard.jobs.JobReport`.
+        """
+
+    def job_claims_lost(self, cluster: Cluster, jobs: tuple[str, ...]) -> None:
+        """Called when what a worker writes for jobs was refused.
+
+        Their claims had expired, and other workers may have run them.
+        Exceptions of the listener are only logged.
+        """

@@ -157,7 +157,6 @@ and one warning::
 ``topologies``   topologies: documents, names in them, publications
 ``statements``   statements, scatters, transactions and operations
 ``operations``   servers, moved shards and schema changes
-``blobs``        compressed blobs and dictionaries
 ``systems``      jobs, fleets, migrations, follow graphs and feeds
 """
 
@@ -165,7 +164,6 @@ from __future__ import annotations
 
 from sqla_shard.exc import base
 from sqla_shard.exc.base import ShardError
-from sqla_shard.exc.blobs import *  # noqa: F403
 from sqla_shard.exc.definitions import *  # noqa: F403
 from sqla_shard.exc.operations import *  # noqa: F403
 from sqla_shard.exc.statements import *  # noqa: F403

@@ -24,9 +24,8 @@ fleet", 2015).  It is the default, :data:`DEFAULT_LAYOUT`; an
 time, as at Instagram.  An id does not contain its layout: the same number is
 another object in another layout.
 
-``layout``         the bits of an id
-``time_layout``    ids that begin with the time
-``type_registry``  the type ids of classes
+``layout``       the bits of an id; the type ids of classes
+``time_layout``  ids that begin with the time
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ from sqla_shard.ids.layout import (
     pack,
     SHARD_SHIFT,
     TYPE_SHIFT,
+    TypeRegistry,
     unpack,
 )
 from sqla_shard.ids.time_layout import TimeLayout
-from sqla_shard.ids.type_registry import TypeRegistry
 
 __all__ = [
     "DEFAULT_LAYOUT",

@@ -33,12 +33,11 @@ from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.context import as_current, Ending, JobOutcome, RunningJob
 from sqla_shard.jobs.tasks import Task
-from sqla_shard.outbox.apply import place_at
+from sqla_shard.outbox.apply import is_unrun, place_at
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util.logs import careful_log
 from sqla_shard.util.pace import jittered
 from sqla_shard.util.processes import in_this_process
-from sqla_shard.util.unrun import is_unrun
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster

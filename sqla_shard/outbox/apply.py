@@ -9,6 +9,7 @@ a crash prevents this, the operation is applied again, which does nothing.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,6 @@ from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import in_this_process
 from sqla_shard.util.source_lines import definition_of
-from sqla_shard.util.unrun import is_unrun
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
@@ -179,6 +179,17 @@ def call_operation(session: Any, name: str, /, *args: Any, **arguments: Any) -> 
     :raises OperationDefinitionError: if its code has not run.
     """
     refuse_unrun(name, function_named(name)(session, *args, **arguments))
+
+
+def is_unrun(result: Any) -> bool:
+    """Return whether a call has returned code that has not run.
+
+    As one of a function with ``yield``, or of one that is ``async def``.
+    """
+    if inspect.iscoroutine(result):
+        result.close()  # otherwise Python warns, too
+    is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
+    return is_generator or inspect.isawaitable(result)
 
 
 def refuse_unrun(name: str, result: Any) -> None:

@@ -9,7 +9,6 @@
 ``source_lines``        where a statement is executed, a function defined
 ``sqlalchemy_helpers``  ordered tables; listeners for a time; kinds of dialects
 ``sqlalchemy_private``  private names of SQLAlchemy
-``unrun``               results of functions whose code has not run
 ``weak_keys``           values of objects, for as long as the objects exist
 """
 
