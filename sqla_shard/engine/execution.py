@@ -94,10 +94,13 @@ def execute_everywhere(
     plan: ExecutionPlan | None = context.execution_options.get(OPTION)
     if plan is None:
         return None
-    plan.get_ready()
+    if plan.before is not None:
+        plan.get_ready()
     if not plan.jobs:
+        if plan.report is None:
+            return None
         arguments = cursor, statement, parameters, context
-        return _reported("do_execute", execute_everywhere, arguments, plan)
+        return _reported("do_execute", execute_everywhere, arguments, plan, plan.report)
     jobs, plan.jobs = plan.jobs, []
     start = perf_counter()
     rows: list[Any] | None = None
@@ -169,8 +172,10 @@ def execute_many(
     if plan is None:
         return None
     plan.get_ready()
+    if plan.report is None:
+        return None
     arguments = cursor, statement, parameters, context
-    return _reported("do_executemany", execute_many, arguments, plan)
+    return _reported("do_executemany", execute_many, arguments, plan, plan.report)
 
 
 def get_ready(cursor: Any, statement: str, context: Any) -> None:
@@ -181,20 +186,21 @@ def get_ready(cursor: Any, statement: str, context: Any) -> None:
 
 
 def _reported(
-    name: str, ours: Any, arguments: Arguments, plan: ExecutionPlan
-) -> bool | None:
+    name: str,
+    ours: Any,
+    arguments: Arguments,
+    plan: ExecutionPlan,
+    report: Callable[[StatementReport], Any],
+) -> bool:
     """Run a statement of one shard as SQLAlchemy would, and report it.
 
-    If reports are not requested, SQLAlchemy runs the statement.  The context
-    does not distinguish the two events: it describes rows that are inserted
-    with RETURNING as "executemany", although they are sent as one statement.
+    The context does not distinguish the two events: it describes rows that are
+    inserted with RETURNING as "executemany", although they are sent as one
+    statement.
 
     :param name: name of the event.
     :param ours: our listener for the event.
     """
-    report = plan.report
-    if report is None:
-        return None
     cursor, statement, parameters, context = arguments
     job = Job(context.root_connection, plan.places, [(statement, parameters)])
     start = perf_counter()

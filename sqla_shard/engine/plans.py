@@ -327,6 +327,7 @@ class ExecutionPlan:
     :ivar scattered: whether the statement is sent to all shards only because
         of ``scatter()``.
     :ivar watch: options for reports and comments, if any.
+    :ivar report: function to which the report is passed, if any.
     :ivar errors: errors of the shards that a partial result lacks, by number
         of the shard.
     """
@@ -341,6 +342,7 @@ class ExecutionPlan:
         "max_rows",
         "merge",
         "places",
+        "report",
         "scattered",
         "started",
         "text",
@@ -363,6 +365,7 @@ class ExecutionPlan:
         self.places = places
         self.scattered = scattered
         self.watch = watch
+        self.report = None if watch is None else watch.report
         #: The compiled statement, for reports.
         self.text = ""
         #: The target of an implicit load, for reports.
@@ -378,11 +381,6 @@ class ExecutionPlan:
         self.jobs: list[Job] = []
         #: Called before the statement is sent on its connections.
         self.before: Callable[[], None] | None = None
-
-    @property
-    def report(self) -> Callable[[StatementReport], Any] | None:
-        """The function to which the report is passed, if any."""
-        return None if self.watch is None else self.watch.report
 
     def get_ready(self) -> None:
         """Call ``before``, once."""

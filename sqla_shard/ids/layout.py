@@ -6,7 +6,7 @@ The types are classes, which are registered with their type ids.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TYPE_CHECKING
+from typing import Any, ClassVar, NamedTuple, TYPE_CHECKING
 
 # Errors are imported where they are raised: SQLAlchemy, from which they
 # descend, takes most of the time of `sqla-shard id`.
@@ -53,7 +53,11 @@ class IdLayout:
     :ivar max_type_id: the highest type id.
     :ivar max_local_id: the highest local id.
     :ivar max_id: the highest id.
+    :ivar names_type: whether an id contains the type of its object.
+    :ivar is_whole: whether tables store whole ids instead of local ids.
     """
+
+    is_whole: ClassVar[bool] = False
 
     shard_bits: int = 16
     type_bits: int = 10
@@ -64,6 +68,7 @@ class IdLayout:
     max_type_id: int = field(init=False, repr=False, compare=False)
     max_local_id: int = field(init=False, repr=False, compare=False)
     max_id: int = field(init=False, repr=False, compare=False)
+    names_type: bool = field(init=False, repr=False, compare=False)
     _parts: type[ObjectId] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -87,20 +92,11 @@ class IdLayout:
             "max_type_id": (1 << self.type_bits) - 1,
             "max_local_id": (1 << self.local_bits) - 1,
             "max_id": (1 << bits) - 1,
+            "names_type": self.type_bits > 0,
             "_parts": parts_of(self),
         }
         for name, value in found.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether tables store whole ids instead of local ids."""
-        return False
-
-    @property
-    def names_type(self) -> bool:
-        """Whether an id contains the type of its object."""
-        return self.type_bits > 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _layout, (self.shard_bits, self.type_bits, self.local_bits)

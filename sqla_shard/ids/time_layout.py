@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, UTC
-from typing import Any
+from typing import Any, ClassVar
 
 from sqla_shard.ids.layout import IdLayout, layout_error, ObjectId, part_of, parts_of
 
@@ -50,6 +50,8 @@ class TimeLayout(IdLayout):
     'shard 1341, 2013-12-17T06:50:00.000Z, sequence number 1'
     """
 
+    is_whole: ClassVar[bool] = True
+
     epoch_ms: int
     shard_bits: int = 13
     sequence_bits: int = 10
@@ -84,6 +86,7 @@ class TimeLayout(IdLayout):
             "shard_shift": self.sequence_bits,
             "max_shard_id": (1 << self.shard_bits) - 1,
             "max_type_id": 0,
+            "names_type": False,
             "max_local_id": (1 << time_bits + self.sequence_bits) - 1,
             "max_id": (1 << time_bits + self.shard_bits + self.sequence_bits) - 1,
         }
@@ -99,11 +102,6 @@ class TimeLayout(IdLayout):
             f"ids of {self.time_bits} time, {self.shard_bits} shard and "
             f"{self.sequence_bits} sequence bits since {self.epoch_ms}"
         )
-
-    @property
-    def is_whole(self) -> bool:
-        """True: tables store whole ids."""
-        return True
 
     def to_mapping(self) -> dict[str, int]:
         """Return the parameters, as a topology document has them."""

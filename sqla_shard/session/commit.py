@@ -1,9 +1,9 @@
 """The COMMITs of a transaction, and the writes that invalidate cached rows.
 
 SQLAlchemy commits the servers of a session in the arbitrary order of a set.
-:class:`Commits` replaces the transaction of each server with a :class:`_Part`:
-the first one that SQLAlchemy commits sends all COMMITs in order, and the
-others do nothing.  The session has been flushed before.
+When COMMIT begins, :class:`Commits` replaces the transaction of each server
+with a :class:`_Part`: the first one that SQLAlchemy commits sends all COMMITs
+in order, and the others do nothing.  The session has been flushed before.
 
 Servers that were only read commit last: their locks must be held until the
 writes that depend on them are committed.  A connection that is lost on one of
@@ -28,7 +28,6 @@ from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, select, Table, Transaction
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import SessionTransaction
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.dml import Insert
 
@@ -377,18 +376,14 @@ class Commits:
         self._parts: dict[Engine, _Part] = {}
         self._is_done = False
 
-    def take(self, transaction: SessionTransaction, connection: Connection) -> None:
-        """Register the transaction of one server, to commit it in order.
-
-        :param transaction: the transaction of the session.
-        :param connection: the connection to the server.
-        """
-        known = private.connections_of(transaction)
-        own, inner, *rest = known[connection]
-        part = _Part(self, connection, inner)
-        self._parts[connection.engine] = part
-        entry: Any = (own, part, *rest)
-        known[connection] = known[connection.engine] = entry
+    def take(self) -> None:
+        """Register the transactions of servers, to commit them in order."""
+        known = private.connections_of(self._session.get_transaction())
+        for connection, inner, *rest in dict.fromkeys(known.values()):
+            engine = connection.engine
+            if engine not in self._parts:
+                part = self._parts[engine] = _Part(self, connection, inner)
+                known[connection] = known[engine] = (connection, part, *rest)
 
     def forget(self) -> None:
         """Drop the parts, whose reference cycle keeps the session alive."""
@@ -406,12 +401,12 @@ class Commits:
         """
         if self._is_done:
             return
-        refuse_lost((p.connection for p in self._parts.values()), self._session)
+        refuse_lost([p.connection for p in self._parts.values()], self._session)
         announced = announce(self._session)
-        writes = any(True for _ in self._session.log.in_order())
+        written = self._session.log.in_order()
         start = perf_counter()
         try:
-            self._commit_or_report()
+            self._commit_or_report(written)
         except BaseException as error:
             self._report(_outcome(error), start, error)
             if announced is not None and _is_undone(error):
@@ -422,7 +417,7 @@ class Commits:
         self._is_done = True
         if announced is not None:
             announced.after_commit()
-        self._report("committed" if writes else "read", start)
+        self._report("committed" if written else "read", start)
 
     def _report(
         self, outcome: str, start: float, error: BaseException | None = None
@@ -437,9 +432,9 @@ class Commits:
             )
             cluster.notify("commit_ended", report)
 
-    def _commit_or_report(self) -> None:
+    def _commit_or_report(self, written: Sequence[Engine]) -> None:
         try:
-            self._commit_all()
+            self._commit_all(written)
         except PartialCommitError:
             raise
         except Exception as error:
@@ -457,9 +452,9 @@ class Commits:
                 )
             raise
 
-    def _commit_all(self) -> None:
+    def _commit_all(self, written: Sequence[Engine]) -> None:
         read = dict(self._parts)
-        for engine in self._session.log.in_order():
+        for engine in written:
             # None if no statement was sent after the write was recorded
             part = read.pop(engine, None)
             if part is not None:

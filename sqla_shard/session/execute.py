@@ -202,7 +202,19 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
     """
     session: Any = context.session
     session._check_process()
-    if _send_where_known(context, session):
+    bind_arguments = context.bind_arguments
+    place, places = bind_arguments.get("place"), bind_arguments.get("places")
+    if place is not None:
+        places = (place,)
+    elif places is None and context.is_column_load:
+        places = _located(context, session)
+    if places:
+        # Of a statement of the package, or of an object that is refreshed: the
+        # shards need not be read from the statement.
+        merge = _merge_of(context) if len(places) > 1 else None
+        _send(
+            context, session, places, limits=bind_arguments.get("limits"), merge=merge
+        )
         return None
     statement = _set_statement(context)
     place = named_place(context, session)
@@ -212,28 +224,6 @@ def prepare(context: ORMExecuteState) -> Result[Any] | None:
         return _change(context, session, place)
     _read(context, session, place)
     return None
-
-
-def _send_where_known(context: ORMExecuteState, session: ShardSession) -> bool:
-    """Send a statement whose shards need not be read from it.
-
-    :returns: whether they are known: of a statement of the package, or of an
-        object that is refreshed.
-    """
-    bind_arguments = context.bind_arguments
-    place = bind_arguments.get("place")
-    if place is not None:
-        _send(context, session, (place,))
-        return True
-    places = bind_arguments.get("places")
-    if places is not None:
-        limits, merge = bind_arguments.get("limits"), _merge_of(context, places)
-        _send(context, session, places, limits=limits, merge=merge)
-        return True
-    located = context.is_column_load and _located(context, session)
-    if located:
-        _send(context, session, located)
-    return bool(located)
 
 
 def _set_statement(context: ORMExecuteState) -> Any:
@@ -327,12 +317,12 @@ def _read(context: ORMExecuteState, session: ShardSession, place: Place | None) 
     )
 
 
-def _merge_of(context: ORMExecuteState, places: Sequence[Place]) -> Merge | None:
+def _merge_of(context: ORMExecuteState) -> Merge | None:
     """Return the merge of a SELECT of the package on several shards.
 
     :returns: None if the rows are concatenated.
     """
-    if len(places) == 1 or not context.bind_arguments.get("merged"):
+    if not context.bind_arguments.get("merged"):
         return None
     planned = plan(context.statement, context.parameters, Spread())
     context.statement = planned.statement

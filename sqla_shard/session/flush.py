@@ -37,41 +37,26 @@ if TYPE_CHECKING:
 _UNCHANGED = History((), (), ())
 
 
-class Collections:
-    """Finder of the parents of new objects by the parents' collections.
+#: Parents by a child and its attribute in which the flush puts the parent's id.
+_Parents = dict[tuple[InstanceState[Any], str], Any]
+
+
+def _parents_in(objects: Iterable[tuple[InstanceState[Any], Links]]) -> _Parents:
+    """Return the parents of new objects by the parents' collections.
 
     A child in ``parent.children`` gets the parent's id in the flush; before
     it has no reference to the parent if the relationship has no backref.
+
+    :param objects: the new and changed objects of the session.
     """
-
-    def __init__(self, session: ShardSession) -> None:
-        self._session = session
-        self._parents: dict[tuple[Any, str], Any] | None = None
-
-    def _found(self) -> dict[tuple[Any, str], Any]:
-        if self._parents is None:
-            self._parents = dict(self._find())
-        return self._parents
-
-    def __iter__(self) -> Iterator[tuple[InstanceState[Any], str, Any]]:
-        for (child, attribute), parent in self._found().items():
-            yield child, attribute, parent
-
-    def __bool__(self) -> bool:
-        return bool(self._found())
-
-    def parent(self, child: InstanceState[Any], attribute: str) -> Any:
-        """Return the object whose id the flush puts into an attribute."""
-        return self._found().get((child, attribute))
-
-    def _find(self) -> Iterator[tuple[tuple[Any, str], Any]]:
-        parents = (*self._session.new, *self._session.dirty)
-        for state, links in _linked(parents):
-            for key, filled in links.down:
-                for child in changed(state, key).added:
-                    # A relationship to one object may be set to None.
-                    if child is not None:
-                        yield (instance_state(child), filled), state.obj()
+    return {
+        (instance_state(child), filled): state.obj()
+        for state, links in objects
+        for key, filled in links.down
+        for child in changed(state, key).added
+        # A relationship to one object may be set to None.
+        if child is not None
+    }
 
 
 def changed(state: InstanceState[Any], key: str) -> History:
@@ -154,16 +139,18 @@ def links_of(mapper: Mapper[Any]) -> Links:
     return found
 
 
-def _linked(instances: Iterable[Any]) -> Iterator[tuple[InstanceState[Any], Links]]:
-    """Yield the states of objects, with the links of their classes."""
+def _linked(instances: Iterable[Any]) -> list[tuple[InstanceState[Any], Links]]:
+    """Return the states of objects, with the links of their classes."""
     known: dict[Mapper[Any], Links] = {}
+    found = []
     for instance in instances:
         state = instance_state(instance)
         mapper = state.mapper
         links = known.get(mapper)
         if links is None:
             links = known[mapper] = links_of(mapper)
-        yield state, links
+        found.append((state, links))
+    return found
 
 
 def _id_attribute(mapper: Mapper[Any], spec: TableSpec) -> str:
@@ -213,14 +200,11 @@ REQUESTED = "_sqla_shard_requested"
 
 
 def place_of(
-    session: ShardSession,
-    mapper: Any,
-    instance: Any,
-    collections: Collections | None = None,
+    session: ShardSession, mapper: Any, instance: Any, parents: _Parents | None = None
 ) -> Place:
     """Return the location of an object, or of its INSERT.
 
-    :param collections: collections of the objects of the flush.
+    :param parents: parents by the collections of the objects of the flush.
     :raises PlacementError: if the shard cannot be determined.
     :raises ReferenceWriteError: for a row of a reference table.
     :raises UnsupportedStatementError: if the class is mapped to a join or
@@ -251,8 +235,7 @@ def place_of(
     if state.key is not None:
         here = spec.shard_of(state.key[1][spec.id_index], _name(state))
         return places.place(keyspace, here)
-    collections = collections or Collections(session)
-    shard_id = _own_shard(session, state, spec, collections)
+    shard_id = _own_shard(session, state, spec, parents)
     if shard_id is None:
         _check_root(state, spec)
         return _place_root(session, state, keyspace)
@@ -300,11 +283,13 @@ def place_objects(session: ShardSession) -> None:
 
 
 def _place_objects(session: ShardSession) -> None:
-    collections = Collections(session)
     written = _Written(session)
-    new, dirty, deleted = session.new, session.dirty, session.deleted
-    for state, links in _linked(dirty):
+    dirty, deleted = session.dirty, session.deleted
+    linked_dirty = _linked(dirty)
+    for state, links in linked_dirty:
         _load_replaced(state, links)
+    linked_new = _linked(session.new)
+    parents = _parents_in((*linked_new, *linked_dirty))
     unmodified = []
     for instance in (*dirty, *deleted):
         state = instance_state(instance)
@@ -315,21 +300,21 @@ def _place_objects(session: ShardSession) -> None:
         else:
             unmodified.append(state)
     roots = []
-    for state, links in _linked(new):
-        if not _has_own_shard(session, state, links, collections):
+    for state, links in linked_new:
+        if not _has_own_shard(session, state, links, parents):
             # Place them last, on the shard of the other objects.
             roots.append(state)
         else:
-            _place(session, state, collections, written)
+            _place(session, state, parents, written)
     for state in unmodified:
         _log_collections(session, state)
-    _place_roots(session, roots, collections, written)
-    for child, attribute, parent in collections:
+    _place_roots(session, roots, parents, written)
+    for (child, attribute), parent in parents.items():
         # A child that is not in the session is not written.
         if child.session is not None:
             place = place_of(session, None, child.obj())
             _check_link(session, child, attribute, parent, place)
-    for state, links in _linked((*dirty, *new)):
+    for state, links in (*linked_dirty, *linked_new):
         if links.linked:
             _check_linked(session, state, links.linked)
 
@@ -377,10 +362,7 @@ def _is_modified(session: ShardSession, instance: object) -> bool:
 
 
 def _has_own_shard(
-    session: ShardSession,
-    state: InstanceState[Any],
-    links: Links,
-    collections: Collections,
+    session: ShardSession, state: InstanceState[Any], links: Links, parents: _Parents
 ) -> bool:
     """Return False for a new object whose shard is not determined yet.
 
@@ -388,7 +370,7 @@ def _has_own_shard(
     """
     if (
         links.is_root
-        and not collections
+        and not parents
         and state.key is None
         and state.dict.get(links.id_attribute) is None
         and state.dict.get(REQUESTED) is None
@@ -397,7 +379,7 @@ def _has_own_shard(
     spec = spec_of(state.mapper.local_table)
     if spec.id_index is None:
         return True
-    shard_id = _own_shard(session, state, spec, collections)
+    shard_id = _own_shard(session, state, spec, parents)
     if shard_id is None:
         return False
     if state.key is None and spec.kind != "global" and not spec.reference:
@@ -410,7 +392,7 @@ def _has_own_shard(
 def _place_roots(
     session: ShardSession,
     roots: Iterable[InstanceState[Any]],
-    collections: Collections,
+    parents: _Parents,
     written: _Written,
 ) -> None:
     """Place new objects whose shard is not determined by an id or a parent."""
@@ -421,7 +403,7 @@ def _place_roots(
         mapper = state.mapper
         place = known.get(mapper)
         if state in placed:
-            _place(session, state, collections, written)
+            _place(session, state, parents, written)
         elif place is not None:
             placed[state] = place
         elif links_of(mapper).is_root:
@@ -430,7 +412,7 @@ def _place_roots(
             place = known[mapper] = _place_root(session, state, keyspace)
             written.add(state, place)
         else:
-            _place(session, state, collections, written)
+            _place(session, state, parents, written)
 
 
 class _Written:
@@ -477,10 +459,10 @@ def _log_collections(session: ShardSession, state: InstanceState[Any]) -> None:
 def _place(
     session: ShardSession,
     state: InstanceState[Any],
-    collections: Collections,
+    parents: _Parents,
     written: _Written,
 ) -> None:
-    place = place_of(session, state.mapper, state.obj(), collections)
+    place = place_of(session, state.mapper, state.obj(), parents)
     _check_references(session, state, place)
     written.add(state, place)
 
@@ -489,12 +471,12 @@ def _own_shard(
     session: ShardSession,
     state: InstanceState[Any],
     spec: TableSpec,
-    collections: Collections,
+    parents: _Parents | None,
 ) -> int | None:
     """Return the shard of an object's id or parent; None if it has none."""
     given = state.dict.get(links_of(state.mapper).id_attribute)
     requested: int | None = state.dict.get(REQUESTED)
-    parent = _parent_shard(session, state, spec, collections)
+    parent = _parent_shard(session, state, spec, parents)
     if given is not None:
         shard_id = spec.shard_of(given, _name(state))
         if parent is not None and parent != shard_id:
@@ -522,7 +504,7 @@ def _parent_shard(
     session: ShardSession,
     state: InstanceState[Any],
     spec: TableSpec,
-    collections: Collections,
+    parents: _Parents | None,
 ) -> int | None:
     """Return the shard of the parent; None if unknown."""
     value = None if spec.colocation is None else _stored(state, spec)
@@ -533,11 +515,13 @@ def _parent_shard(
     for relation, attribute in links.up:
         parent = state.dict.get(relation)
         if parent is not None and attribute == holder:
-            return place_of(session, None, parent, collections).shard_id
-    parent = collections.parent(state, holder)
+            return place_of(session, None, parent, parents).shard_id
+    if parents is None:
+        parents = _parents_in(_linked((*session.new, *session.dirty)))
+    parent = parents.get((state, holder))
     if parent is None:
         return None
-    return place_of(session, None, parent, collections).shard_id
+    return place_of(session, None, parent, parents).shard_id
 
 
 def _stored(state: InstanceState[Any], spec: TableSpec) -> Any:

@@ -7,7 +7,7 @@ would cost more than all the rest of the sharding code.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TYPE_CHECKING
 
@@ -52,24 +52,16 @@ class CacheMismatch(Exception):  # noqa: N818 - no error
     """
 
 
-def usable_cache(session: ShardSession) -> Cache | None:
-    """Return the cache; None if reads must not use it.
+def usable_cache(session: ShardSession, table: Any = None) -> Cache | None:
+    """Return the cache; None if reads, or reads of a table, must not use it.
 
     After a write in the transaction, reads must not use it: the cache does
     not contain the written values.
     """
     caching = session.cluster.caching
-    if caching is None or not session.uses_cache:
+    if caching is None or not session.uses_cache or session.log.first is not None:
         return None
-    return caching if session.log.first is None else None
-
-
-def cache_for(session: ShardSession, table: Any) -> Cache | None:
-    """Return the cache; None if reads of a table must not use it."""
-    caching = usable_cache(session)
-    if caching is not None and caching.reads(table):
-        return caching
-    return None
+    return caching if table is None or caching.reads(table) else None
 
 
 def cache_in_transaction(
@@ -81,14 +73,14 @@ def cache_in_transaction(
     otherwise a session that only reads from the cache would use those of its
     first read forever.
     """
-    if cache_for(session, table) is None:
+    if usable_cache(session, table) is None:
         return None
     session._check_process()
     private.autobegin(session)
     if flush:
-        # Flush before cache_for(): the written rows are not in the cache.
+        # Flush before usable_cache(): the written rows are not in the cache.
         private.autoflush(session)
-    return cache_for(session, table)
+    return usable_cache(session, table)
 
 
 class NoCache(UserDefinedOption):
@@ -197,11 +189,6 @@ class Getter:
         at = {"places": self._spec.places_of(places, ident)}
         return {**kwargs, "bind_arguments": at}
 
-    def includes_hidden(self, session: ShardSession, kwargs: Mapping[str, Any]) -> bool:
-        """Return whether a read includes inactive objects."""
-        options = kwargs.get("execution_options") or {}
-        return session.shows_hidden or bool(options.get(INCLUDE_INACTIVE))
-
     def get(self, session: ShardSession, object_id: int, hidden: bool) -> Any:
         """Return the object of an id; None if it is missing or hidden."""
         place = self.place(session.places, (object_id,))
@@ -212,7 +199,7 @@ class Getter:
             except UnreadableBlobError as error:
                 raise error.of(object_id) from error
             if found is not None:
-                self._check(session, found, (object_id,))
+                self._check(session, found, object_id)
         return self._shown(found, hidden)
 
     def _read(
@@ -246,23 +233,22 @@ class Getter:
             .one_or_none()
         )
 
-    def _check(self, session: ShardSession, found: Any, ids: Container[int]) -> int:
-        """Return the id of an object that was read.
-
-        :param ids: the requested ids.
-        :raises ConcurrentUseError: if the id was not requested.
-        """
+    def _check(self, session: ShardSession, found: Any, object_id: int) -> None:
+        """Refuse an object that was not requested."""
         key: Any = instance_state(found).key
-        object_id: int = key[1][0]
-        if object_id not in ids:
-            # The next results on these connections are wrong too.
-            session.invalidate()
-            raise ConcurrentUseError(
-                f"a read of {self._name} by id returned the row of "
-                f"{object_id}, which was not requested: several threads or "
-                "tasks use this session at the same time; open one for each"
-            )
-        return object_id
+        if key[1][0] != object_id:
+            raise self._of_another_read(session, key[1][0])
+
+    def _of_another_read(
+        self, session: ShardSession, object_id: int
+    ) -> ConcurrentUseError:
+        # The next results on these connections are wrong too.
+        session.invalidate()
+        return ConcurrentUseError(
+            f"a read of {self._name} by id returned the row of "
+            f"{object_id}, which was not requested: several threads or "
+            "tasks use this session at the same time; open one for each"
+        )
 
     def _shown(self, found: Any, hidden: bool) -> Any:
         shown = self._spec.is_shown
@@ -312,7 +298,7 @@ class Getter:
         found = get(self._class, object_id, **kwargs)
         if found is None:
             return None
-        self._check(session, found, (object_id,))
+        self._check(session, found, object_id)
         return self._shown(found, hidden)
 
     def _only(self, ident: Any) -> Any:
@@ -335,7 +321,7 @@ class Getter:
         slot = IdSlot(ids, type_id, self._layout, whole=False)
         if slot.other_type_id is not None:
             self._layout.shard_of(slot.other_type_id, type_id, self._name)
-        hidden = self.includes_hidden(session, {"execution_options": execution_options})
+        hidden = session.shows_hidden or includes_hidden(execution_options)
         found: dict[int, Any] = {}
         wanted = list(dict.fromkeys(ids))
         if not execution_options.get("populate_existing"):
@@ -370,7 +356,11 @@ class Getter:
                 execution_options={**execution_options, **_SHOW_ALL},
                 bind_arguments=bind_arguments,
             ).unique():
-                found[self._check(session, row, requested)] = row
+                key: Any = instance_state(row).key
+                object_id = key[1][0]
+                if object_id not in requested:
+                    raise self._of_another_read(session, object_id)
+                found[object_id] = row
         cls, shown = self._class, self._spec.is_shown
         return [
             one
@@ -411,6 +401,11 @@ class Getter:
 #: Arguments of ``Session.get`` without effect if empty; an empty
 #: ``with_for_update`` is a lock.
 _COLLECTIONS = ("options", "execution_options", "bind_arguments")
+
+
+def includes_hidden(execution_options: Mapping[str, Any] | None) -> bool:
+    """Return whether a read with these options includes inactive objects."""
+    return bool((execution_options or {}).get(INCLUDE_INACTIVE))
 
 
 def is_plain(kwargs: Mapping[str, Any]) -> bool:

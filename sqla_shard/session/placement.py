@@ -195,52 +195,44 @@ def issue(session: ShardSession, table: Any, place: Place, count: int) -> Iterat
 
 def issue_for_objects(session: ShardSession) -> None:
     """Give ids to the new objects of a flush, which have been placed."""
-    wanted: dict[tuple[Place, Any], list[InstanceState[Any]]] = {}
+    wanted: dict[tuple[Place, Any, str], list[InstanceState[Any]]] = {}
+    attributes = session.issued_attributes
     for instance in session.new:
         state = instance_state(instance)
-        if _lacks_id(session, state):
+        attribute = attributes[state.mapper]
+        if attribute is not None and state.dict.get(attribute) is None:
             place = session._placed.get(state)
             if place is not None:
-                key = place, state.mapper.local_table
+                key = place, state.mapper.local_table, attribute
                 wanted.setdefault(key, []).append(state)
-    for (place, table), states in wanted.items():
+    for (place, table, attribute), states in wanted.items():
         # Issue them in the order in which the flush inserts the rows.
         states.sort(key=lambda state: state.insert_order or 0)
         ids = issue(session, table, place, len(states))
         for state, new_id in zip(states, ids, strict=True):
-            _set_id(session, state, new_id)
+            set_attribute(state.obj(), attribute, new_id)
 
 
 def issue_for_object(session: ShardSession, instance: Any, place: Place) -> None:
     """Give an id to an object that was added during the flush."""
     state = instance_state(instance)
-    if state.key is None and _lacks_id(session, state):
+    attribute = session.issued_attributes[state.mapper]
+    if attribute is None or state.key is not None:
+        return
+    if state.dict.get(attribute) is None:
         (new_id,) = issue(session, state.mapper.local_table, place, 1)
-        _set_id(session, state, new_id)
+        set_attribute(instance, attribute, new_id)
 
 
-def _lacks_id(session: ShardSession, state: InstanceState[Any]) -> bool:
-    attribute = _issued_attribute(session, state.mapper)
-    return attribute is not None and state.dict.get(attribute) is None
-
-
-def _set_id(session: ShardSession, state: InstanceState[Any], new_id: int) -> None:
-    attribute = _issued_attribute(session, state.mapper)
-    assert attribute is not None  # noqa: S101 - of _lacks_id()
-    set_attribute(state.obj(), attribute, new_id)
-
-
-def _issued_attribute(session: ShardSession, mapper: Mapper[Any]) -> str | None:
-    """Return the attribute of the id; None if it is not issued.
+class IssuedAttributes(dict[Any, str | None]):
+    """The attributes of issued ids by mapper, None if the server gives the ids.
 
     A flush asks for each of its objects.
     """
-    known = session.issued_attributes
-    try:
-        return known[mapper]
-    except KeyError:
+
+    def __missing__(self, mapper: Mapper[Any]) -> str | None:
         found = None
-    if lacks_issued_id(mapper.local_table):
-        found = mapper.get_property_by_column(mapper.primary_key[0]).key
-    known[mapper] = found
-    return found
+        if lacks_issued_id(mapper.local_table):
+            found = mapper.get_property_by_column(mapper.primary_key[0]).key
+        self[mapper] = found
+        return found

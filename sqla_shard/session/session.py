@@ -61,9 +61,9 @@ from sqla_shard.session.commit import (
 from sqla_shard.session.connections import bind_to, ShardView, Usage
 from sqla_shard.session.execute import check_keyspace, prepare
 from sqla_shard.session.flush import place_objects, place_of
-from sqla_shard.session.get import ANSWERS, getter_of, is_plain
+from sqla_shard.session.get import ANSWERS, getter_of, includes_hidden, is_plain
 from sqla_shard.session.paging import Page
-from sqla_shard.session.placement import issue_for_object
+from sqla_shard.session.placement import issue_for_object, IssuedAttributes
 from sqla_shard.session.scatter_pages import scatter_page
 from sqla_shard.session.transaction import (
     check_cross_shard,
@@ -108,12 +108,18 @@ def _before_flush(session: Any, context: Any, objects: Any) -> None:
 def _before_commit(session: Any) -> None:
     refuse_lost(session._connections, session)
     ensure_begun(session)
+    session._commits = session._commits or Commits(session)
+    session._commits.take()
 
 
 def _after_begin(
     session: Any, transaction: SessionTransaction, connection: Any
 ) -> None:
-    session._follow(transaction, connection)
+    session._connections.append(connection)
+    connection.info[TRANSACTION_LOG] = session._log or session.log
+    if session._commits is not None:
+        # During COMMIT, by a listener or a flush.
+        session._commits.take()
 
 
 def _after_create(session: Any, transaction: SessionTransaction) -> None:
@@ -252,14 +258,6 @@ class ShardSession(ShardedSession):
         transaction = super().begin(nested)
         self._transaction_cross_shard = check_cross_shard(cross_shard)
         return transaction
-
-    def _follow(self, transaction: SessionTransaction, connection: Connection) -> None:
-        """Follow a transaction that has begun on one server."""
-        self._connections.append(connection)
-        connection.info[TRANSACTION_LOG] = self._log or self.log
-        if not transaction.nested:
-            self._commits = self._commits or Commits(self)
-            self._commits.take(transaction, connection)
 
     def _close(self) -> None:
         failed: BaseException | None = None
@@ -506,8 +504,7 @@ class ShardSession(ShardedSession):
     _cache_connection: Connection | None = None
     #: The views of the running flush, if any.
     _flush_views: dict[Place, ShardView] | None = None
-    # By class, for the running flush: the attribute that a service gives ids.
-    issued_attributes: dict[Mapper[Any], str | None]
+    issued_attributes: IssuedAttributes  #: of the running flush
 
     def _connection_for_bind(
         self, engine: Any, execution_options: Any = None, **kw: Any
@@ -554,7 +551,7 @@ class ShardSession(ShardedSession):
         with self._usage:
             try:
                 self._flush_views = {}
-                self.issued_attributes = {}
+                self.issued_attributes = IssuedAttributes()
                 super().flush(objects)
             finally:
                 self._flush_views = None
@@ -600,7 +597,9 @@ class ShardSession(ShardedSession):
         if not getter.by_id:
             located = getter.located(self.places, ident, kwargs)
             return super().get(entity, ident, **located)
-        hidden = getter.includes_hidden(self, kwargs)
+        hidden = self.shows_hidden or (
+            bool(kwargs) and includes_hidden(kwargs.get("execution_options"))
+        )
         if type(ident) is int and (not kwargs or is_plain(kwargs)):
             found: T | None = getter.get(self, ident, hidden)
         else:

@@ -57,7 +57,6 @@ __all__ = [
     "LastWrite",
     "PendingInvalidation",
     "ReadingLost",
-    "Snapshot",
     "TransactionLog",
     "WrittenShards",
     "check_cross_shard",
@@ -119,17 +118,11 @@ class _Write:
     late: bool
 
 
-#: The state of a :class:`WrittenShards`, for :meth:`WrittenShards.restore`.
-Snapshot = dict[tuple[str, int], _Write]
+class WrittenShards(dict[tuple[str, int], _Write]):
+    """The shards that one transaction has written, by address."""
 
-
-class WrittenShards:
-    """The shards that one transaction has written."""
-
-    def __init__(self) -> None:
-        self._writes: Snapshot = {}
-        self._turn = 0
-        self._is_together = False
+    _turn = 0
+    _is_together = False
 
     def add(self, place: Place, table: Any = None) -> None:
         """Record a write.
@@ -137,17 +130,17 @@ class WrittenShards:
         :param table: the written table; None if unknown.
         """
         address = place.address
-        known = self._writes.get(address)
+        known = self.get(address)
         if known is not None and not known.late:
             return
         late = table is not None and spec_of(table).commits_late
         if known is not None:
             if not late:
-                self._writes[address] = replace(known, late=False)
+                self[address] = replace(known, late=False)
             return
         if not self._is_together:
             self._turn += 1
-        self._writes[address] = _Write(place=place, turn=self._turn, late=late)
+        self[address] = _Write(place=place, turn=self._turn, late=late)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -159,26 +152,14 @@ class WrittenShards:
         finally:
             self._is_together = False
 
-    def has(self, place: Place) -> bool:
-        """Return whether a shard was written."""
-        return place.address in self._writes
-
-    def snapshot(self) -> Snapshot:
-        """Return the state for :meth:`restore`."""
-        return dict(self._writes)
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Forget the writes since a snapshot."""
-        self._writes = dict(snapshot)
-
     @property
     def engines(self) -> list[Engine]:
         """The engines of written servers, in the order of first writes."""
-        return list(dict.fromkeys(w.place.engine for w in self._all))
+        return list(dict.fromkeys([w.place.engine for w in self.values()]))
 
     def place_on(self, engine: Engine) -> Place | None:
         """Return a written shard of a server, if any."""
-        for write in self._all:
+        for write in self.values():
             if write.place.engine is engine:
                 return write.place
         return None
@@ -189,7 +170,7 @@ class WrittenShards:
         :param kind_of: function that returns the kind of a keyspace.
         """
         keys: dict[Engine, tuple[int, int, tuple[str, int]]] = {}
-        for write in self._all:
+        for write in self.values():
             place = write.place
             rank = _LATE if write.late else _RANKS[kind_of(place.keyspace)]
             key = rank, write.turn, place.address
@@ -216,13 +197,9 @@ class WrittenShards:
         return [
             write.place
             for engine in engines
-            for write in self._all
+            for write in self.values()
             if write.place.engine is engine
         ]
-
-    @property
-    def _all(self) -> list[_Write]:
-        return list(self._writes.values())
 
 
 #: Rule for writes on several shards: not allowed (None); committed one server
@@ -321,7 +298,7 @@ class TransactionLog:
             self.first = place, what
         elif self.is_of_one_shard:
             there, that = self.first
-            if there.address != place.address:
+            if there is not place and there.address != place.address:
                 raise CrossShardWriteError(
                     first=(there.shard_id, _described(there, that)),
                     second=(place.shard_id, _described(place, what)),
@@ -358,7 +335,7 @@ class TransactionLog:
             commits.
         """
         written = self._written
-        if place is not None and written.has(place):
+        if place is not None and place.address in written:
             return [place]
         found = [written.place_on(engine) for engine in written.engines]
         return [one for one in found if one is not None]
@@ -407,11 +384,12 @@ class TransactionLog:
             )
 
     def _snapshot(self) -> tuple[Any, ...]:
-        return self.first, self._written.snapshot(), self._after_commit
+        return self.first, dict(self._written), self._after_commit
 
     def _restore(self, snapshot: tuple[Any, ...]) -> None:
         self.first, written, self._after_commit = snapshot
-        self._written.restore(written)
+        self._written.clear()
+        self._written.update(written)
 
     def after_commit(self, what: AfterCommit, item: Any) -> None:
         """Call a function after COMMIT, unless this call is rolled back.

@@ -220,13 +220,12 @@ class ShardedId(IdType):
 
     def bind_processor(self, dialect: Dialect) -> Any:
         """Convert an id to a parameter that is resolved for each shard."""
-        checked, type_id, layout = self._checked, self.type_id, self.layout
+        check, type_id, layout = self.layout.check, self.type_id, self.layout
 
         def process(value: Any) -> Any:
-            value = checked(value)
             if value is None or isinstance(value, ShardBound):
                 return value
-            return ComparedId(value, type_id, layout)
+            return ComparedId(check(value), type_id, layout)
 
         return process
 

@@ -105,6 +105,11 @@ class Walks:
             session.add(User(name="new", n=0))
             session.commit()
 
+    def new_objects(self) -> None:
+        with self.cluster.session() as session:
+            session.add_all(User(name="new", n=0) for _ in range(50))
+            session.commit()
+
     def changed_object(self) -> None:
         with self.cluster.session() as session:
             session.get(User, self.ids[0]).name += "."
@@ -137,15 +142,16 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walks]:
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("get", 100),
-        ("get_many", 520),
-        ("newest", 550),
-        ("groups", 715),
-        ("new_object", 215),
-        ("changed_object", 285),
-        ("enqueued", 141),
-        ("worker", 3250),
-        ("opened", 530),
+        ("get", 82),
+        ("get_many", 442),
+        ("newest", 495),
+        ("groups", 665),
+        ("new_object", 176),
+        ("new_objects", 2400),
+        ("changed_object", 245),
+        ("enqueued", 122),
+        ("worker", 2850),
+        ("opened", 515),
     ],
 )
 @pytest.mark.usefixtures("no_listeners")
