@@ -14,7 +14,7 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from sqla_shard import exc
+from sqla_shard import Cluster, exc, unpack
 from sqla_shard.testing import (
     local_server,
     MariaDBFleet,
@@ -23,6 +23,7 @@ from sqla_shard.testing import (
     MySQLServer,
 )
 from sqla_shard.testing.local_server import free_port, wait_until
+from tests.models.follow_models import Base, User
 from tests.servers.command_line import invoke
 
 pytest_plugins = ["pytester"]
@@ -536,6 +537,24 @@ def test_a_new_project_is_tested_on_servers(mariadb_fleet, pytester, monkeypatch
     monkeypatch.setenv("SQLA_SHARD_TEST_SERVERS", urls)
     done = pytester.runpytest_subprocess("-k", "mariadb")
     done.assert_outcomes(passed=1, deselected=2)
+
+
+def test_ids_go_on_in_emptied_tables(fleet):
+    topology = fleet.topology_mapping(shards=4, database="db_ids{shard:05d}")
+    ids = []
+    with Cluster.from_topology(topology) as cluster:
+        cluster.create_all(Base.metadata)
+        for _ in range(3):
+            with cluster.begin() as session:
+                user = User(shard_id=3)
+                session.add(user)
+                session.flush()
+                ids.append(user.id)
+            assert fleet.empty(topology) == 1
+            with cluster.session() as session:
+                assert session.get(User, ids[-1]) is None
+    fleet.drop_databases(topology)
+    assert [unpack(one).local_id for one in ids] == [1, 2, 3]
 
 
 def test_databases_are_emptied(small_fleet):
