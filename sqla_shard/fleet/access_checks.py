@@ -18,6 +18,7 @@ from sqla_shard.fleet.findings import (
     info,
     pair_check,
     server_check,
+    standby_check,
     unknown,
     warning,
 )
@@ -71,12 +72,11 @@ def application_users(fleet: FleetFacts) -> Findings:
         )
 
 
-@pair_check
-def application_access(pair: PairFacts, fleet: FleetFacts) -> Findings:
+@standby_check
+def application_access(
+    standby: ServerFacts, pair: PairFacts, fleet: FleetFacts
+) -> Findings:
     """Accounts of the application that are not those of the primary."""
-    standby = pair.standby
-    if standby is None:
-        return
     primary = pair.primary.access
     for gap in gaps(primary, standby.access, pair.databases, exempt=fleet.operators):
         yield critical(standby, f"{gap.what}: a failover is refused", gap.remedy)

@@ -14,6 +14,7 @@ from sqla_shard.fleet.findings import (
     info,
     pair_check,
     server_check,
+    standby_check,
     unknown,
     warning,
 )
@@ -103,11 +104,12 @@ def _surplus(server: ServerFacts, pair: PairFacts, fleet: FleetFacts) -> set[str
     }
 
 
-@pair_check
-def differing_definitions(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def differing_definitions(
+    standby: ServerFacts, pair: PairFacts, _: FleetFacts
+) -> Findings:
     """Tables that are not the same on both servers."""
-    standby = pair.standby
-    if standby is None or not pair.differing:
+    if not pair.differing:
         return
     names = [f"{database}.{table or '*'}" for database, table in pair.differing]
     what = f"has {len(names)} tables of another definition than its primary"

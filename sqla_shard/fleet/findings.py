@@ -90,6 +90,7 @@ info = partial(_finding, "info")
 
 _ServerCheck: TypeAlias = Callable[[ServerFacts, FleetFacts], Findings]
 _PairCheck: TypeAlias = Callable[[PairFacts, FleetFacts], Findings]
+_StandbyCheck: TypeAlias = Callable[[ServerFacts, PairFacts, FleetFacts], Findings]
 _FleetCheck: TypeAlias = Callable[[FleetFacts], Findings]
 #: A call of a check with its facts.
 _Call: TypeAlias = Callable[[], Findings]
@@ -110,6 +111,19 @@ def pair_check(check: _PairCheck) -> _PairCheck:
     """Register a check of each pair."""
     _register(
         check, lambda fleet: [partial(check, pair, fleet) for pair in fleet.pairs]
+    )
+    return check
+
+
+def standby_check(check: _StandbyCheck) -> _StandbyCheck:
+    """Register a check of each pair that has a standby."""
+    _register(
+        check,
+        lambda fleet: [
+            partial(check, pair.standby, pair, fleet)
+            for pair in fleet.pairs
+            if pair.standby is not None
+        ],
     )
     return check
 

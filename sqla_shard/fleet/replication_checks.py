@@ -10,6 +10,7 @@ from sqla_shard.fleet.findings import (
     info,
     pair_check,
     server_check,
+    standby_check,
     warning,
 )
 
@@ -56,11 +57,10 @@ def _change(standby: ServerFacts, option: str, thread: str, *before: str) -> str
     return f"on {standby.address}: {text}"
 
 
-@pair_check
-def two_writable(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def two_writable(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """The worst that can be: both servers of a pair take writes."""
-    standby = pair.standby
-    if standby is None or standby.is_on("read_only"):
+    if standby.is_on("read_only"):
         return
     verify = f"compare the servers: sqla-shard fleet verify {pair.name}"
     # A lost primary says nothing.
@@ -133,12 +133,11 @@ def no_standby(pair: PairFacts, _: FleetFacts) -> Findings:
         )
 
 
-@pair_check
-def replication_stopped(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def replication_stopped(
+    standby: ServerFacts, pair: PairFacts, _: FleetFacts
+) -> Findings:
     """A standby that does not receive, or does not apply."""
-    standby = pair.standby
-    if standby is None:
-        return
     status = standby.status
     if status is None:
         yield critical(standby, "does not replicate", pair.rebuild())
@@ -153,14 +152,11 @@ def replication_stopped(pair: PairFacts, _: FleetFacts) -> Findings:
         )
 
 
-@pair_check
-def other_source(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def other_source(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """A standby of another server than its primary."""
-    standby = pair.standby
-    status = None if standby is None else standby.status
-    if standby is None or status is None or not status.source_id:
-        return
-    if status.source_id != pair.primary.server_id:
+    status = standby.status
+    if status and status.source_id and status.source_id != pair.primary.server_id:
         yield critical(
             standby,
             f"replicates from {status.source} (server_id {status.source_id}), "
@@ -169,24 +165,25 @@ def other_source(pair: PairFacts, _: FleetFacts) -> Findings:
         )
 
 
-@pair_check
-def errant(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def errant(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """Writes that only the standby has."""
-    if pair.standby is not None and (found := pair.errant):
+    if origins := pair.errant:
         yield critical(
-            pair.standby,
-            f"has {sum(found.values()):,} transactions that its primary does not "
-            f"have (origins {', '.join(sorted(found))})",
+            standby,
+            f"has {sum(origins.values()):,} transactions that its primary does not "
+            f"have (origins {', '.join(sorted(origins))})",
             f"save its binary log, then: {pair.rebuild('--discard-errant')}",
         )
 
 
-@pair_check
-def incomplete_replication(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def incomplete_replication(
+    standby: ServerFacts, pair: PairFacts, _: FleetFacts
+) -> Findings:
     """Filters, and positions in files."""
-    standby = pair.standby
-    status = None if standby is None else standby.status
-    if standby is None or status is None:
+    status = standby.status
+    if status is None:
         return
     rebuild = pair.rebuild()
     if status.filters:
@@ -199,11 +196,10 @@ def incomplete_replication(pair: PairFacts, _: FleetFacts) -> Findings:
         yield critical(standby, "does not find its position by GTID", rebuild)
 
 
-@pair_check
-def relay_log(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def relay_log(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """A standby of MySQL that a restart lets forget what it had received."""
-    standby = pair.standby
-    if standby is None or standby.version.is_mariadb:
+    if standby.version.is_mariadb:
         # MariaDB forgets it with GTIDs whatever the variable is.
         return
     if standby.is_on("relay_log_recovery"):
@@ -230,12 +226,9 @@ def chained_primary(pair: PairFacts, _: FleetFacts) -> Findings:
         )
 
 
-@pair_check
-def lag(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def lag(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """A standby that is late, measured and not as it says."""
-    standby = pair.standby
-    if standby is None:
-        return
     status = standby.status
     if status is not None and status.runs and pair.late:
         says = "unknown" if status.lag is None else f"{status.lag} s"
@@ -249,11 +242,10 @@ def lag(pair: PairFacts, _: FleetFacts) -> Findings:
         )
 
 
-@pair_check
-def delay(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def delay(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """A standby that is late on purpose."""
-    standby = pair.standby
-    if standby is None or standby.status is None or not standby.status.delay:
+    if standby.status is None or not standby.status.delay:
         return
     words = standby.words
     yield warning(
@@ -264,12 +256,10 @@ def delay(pair: PairFacts, _: FleetFacts) -> Findings:
     )
 
 
-@pair_check
-def silent_primary(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def silent_primary(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """A standby that finds its primary silent too late, or while it is idle."""
-    standby, state = pair.standby, pair.primary.semi_sync
-    if standby is None:
-        return
+    state = pair.primary.semi_sync
     words = standby.words
     limit = standby.number(words.NET_TIMEOUT)
     remedy = _change(
@@ -297,30 +287,26 @@ def silent_primary(pair: PairFacts, _: FleetFacts) -> Findings:
         )
 
 
-@pair_check
-def semi_sync_lost(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def semi_sync_lost(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """Semi-sync that has fallen back to asynchronous replication."""
     state = pair.primary.semi_sync
-    if pair.standby is None or state is None:
-        return
-    if state.source_enabled and not state.source_on:
+    if state and state.source_enabled and not state.source_on:
         yield critical(
             pair.primary,
             "has fallen back to asynchronous replication: the writes that "
             "it acknowledges now are lost if it dies "
             f"({state.standbys} standbys acknowledge)",
             "make the standby replicate with semi-sync, "
-            f"{_acknowledge(pair.standby)}; the next write then switches it "
+            f"{_acknowledge(standby)}; the next write then switches it "
             "on",
         )
 
 
-@pair_check
-def semi_sync(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def semi_sync(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """Semi-sync as a failover without loss needs it."""
-    standby, state = pair.standby, pair.primary.semi_sync
-    if standby is None:
-        return
+    state = pair.primary.semi_sync
     source = pair.primary.words.SEMI_SYNC[0]
     on = f"on {pair.primary.address}: SET GLOBAL {source}_"
     if state is None and not pair.primary.version.is_mariadb:

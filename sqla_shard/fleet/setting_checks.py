@@ -8,8 +8,8 @@ from sqla_shard.fleet.findings import (
     Findings,
     fleet_check,
     info,
-    pair_check,
     server_check,
+    standby_check,
     warning,
 )
 
@@ -87,12 +87,9 @@ def id_step(server: ServerFacts, _: FleetFacts) -> Findings:
         )
 
 
-@pair_check
-def settings_of_pair(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def settings_of_pair(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """Settings that a failover would change for applications."""
-    standby = pair.standby
-    if standby is None:
-        return
     one, other = pair.primary.variables, standby.variables
     steps = {each.get("auto_increment_increment") for each in (one, other)}
     # It has no effect on ids without gaps.
@@ -198,12 +195,9 @@ def skip_slave_start(fleet: FleetFacts) -> Findings:
         )
 
 
-@pair_check
-def versions_of_pair(pair: PairFacts, _: FleetFacts) -> Findings:
+@standby_check
+def versions_of_pair(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
     """Versions between which replication is not supported."""
-    standby = pair.standby
-    if standby is None:
-        return
     one, other = pair.primary.version, standby.version
     if one.is_mariadb != other.is_mariadb:
         yield critical(
