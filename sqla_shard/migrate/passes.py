@@ -8,15 +8,17 @@ the order of their object ids, so that a page has rows of few shards.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     DateTime,
     func,
     insert,
@@ -410,8 +412,8 @@ def replicas(move: Move) -> Replicas:
 # -- One pass over all rows of both sides
 
 
-#: Rows of a page.
-_PAGE = 500
+#: Rows of a page.  Those of a shard take a transaction.
+_PAGE = 2000
 
 #: Maximum number of characters that are shown of a value.
 _SHOWN = 200
@@ -453,6 +455,9 @@ class FullPass:
         self._repairs = repairs
         self._from_legacy = now.rules.source == "legacy"
         self._pass = Pass()
+        #: Up to which key a shard has no row of the table without a mark, by
+        #: its number; None for all keys.
+        self._known: dict[int, Key | None] = {}
         self._file: PositionFile[PassPosition] | None = None
         if position is not None:
             self._file = PositionFile(
@@ -534,12 +539,22 @@ class FullPass:
     # -- rows that both sides should have
 
     def _marked_rows(self, one: MovedRows, after: Key | None) -> Iterator[Key]:
+        self._known = {}
         for last, keys in self._marked_pages(one, after):
+            ours = self._converted(one, keys)
             for shard_id, some in grouped(one, keys).items():
-                self._compare_or_name(
-                    one, shard_id, {there: keys[there] for there in some}
+                ends = None
+                if isinstance(one, MovedTable):
+                    # A page has all ids between its ends.
+                    ends = [
+                        key if key and [*grouped(one, [key])] == [shard_id] else None
+                        for key in (after, last)
+                    ]
+                self._compare(
+                    one, shard_id, {there: keys[there] for there in some}, ours, ends
                 )
             yield last
+            after = last
 
     def _marked_pages(
         self, one: MovedRows, after: Key | None
@@ -569,34 +584,62 @@ class FullPass:
             marks = one.marks.marks_of(connection, keys)
         self._pass.waiting += sum(mark.waits for mark in marks.values())
 
-    def _compare_or_name(
-        self, one: MovedRows, shard_id: int, keys: Mapping[Key, Key]
-    ) -> None:
-        """Compare rows, each apart if one cannot be converted."""
-        try:
-            self._compare(one, shard_id, keys)
-        except (UnclaimableRowError, ConversionError) as error:
-            for there, key in keys.items():
-                if len(keys) > 1:
-                    self._compare_or_name(one, shard_id, {there: key})
-                else:
-                    self._find(one, key, there, str(error))
+    def _converted(self, one: MovedRows, keys: dict[Key, Key]) -> Seen:
+        """Return rows of the database as they should be on the shards.
 
-    def _compare(self, one: MovedRows, shard_id: int, keys: Mapping[Key, Key]) -> None:
-        """Compare rows of one shard.
+        Those that cannot be converted are named, and removed from the keys.
 
-        :param keys: keys in the database by those on the shard.
+        :param keys: keys in the database by those on the shards.
         """
-        images = read_images(one.legacy(self._move.engine), keys.values())
         there = {key: other for other, key in keys.items()}
-        values = self._copier.converted(one, images, there)
-        ours = Seen(
+        try:
+            images = read_images(one.legacy(self._move.engine), there)
+            values = self._copier.converted(one, images, there)
+        except (UnclaimableRowError, ConversionError) as error:
+            if len(keys) == 1:
+                ((other, key),) = keys.items()
+                self._find(one, key, other, str(error))
+                keys.clear()
+                return Seen(versions={}, rows={})
+            pairs, half = list(keys.items()), len(keys) // 2
+            keys.clear()
+            first, second = dict(pairs[:half]), dict(pairs[half:])
+            found, more = self._converted(one, first), self._converted(one, second)
+            keys.update({**first, **second})
+            return Seen(
+                versions={**found.versions, **more.versions},
+                rows={**found.rows, **more.rows},
+            )
+        return Seen(
             versions={key: image.version for key, image in values.items()},
             rows={
                 key: image.row for key, image in values.items() if image.row is not None
             },
         )
-        theirs = look(one.on(self._move.cluster, shard_id), list(keys))
+
+    def _compare(
+        self,
+        one: MovedRows,
+        shard_id: int,
+        keys: Mapping[Key, Key],
+        ours: Seen,
+        ends: Sequence[Key | None] | None,
+    ) -> None:
+        """Compare rows of one shard.
+
+        :param keys: keys in the database by those on the shard.
+        :param ours: the rows of the database, and those of other shards.
+        :param ends: the key before the first one on the shard, and the last
+            one, if others are on it; None if the keys are not in order.
+        """
+        part = one.on(self._move.cluster, shard_id)
+        with part.begin() as connection:
+            theirs = seen(part, connection, list(keys))
+            # Of the same snapshot: if the number is the same, so are the rows.
+            if ends and part.count(*ends) == len(theirs.rows):
+                before, last = ends
+                if self._known.get(shard_id) == before:
+                    self._known[shard_id] = last
         result = compare(
             ours,
             theirs,
@@ -664,25 +707,43 @@ class FullPass:
     # -- rows of the shards that the map does not have
 
     def _unknown_rows(self, one: MovedRows, after: Key | None) -> Iterator[Key]:
-        first, *rest = after or (0,)
-        shards = one.keyspace(self._move.cluster.places).shards
-        for shard_id in range(first, shards):
-            last = tuple(rest) if rest and shard_id == first else None
-            for page in self._unknown_on(one, shard_id, last):
-                yield shard_id, *page
+        # Shards with few rows are looked up together.
+        page: dict[int, list[Key]] = {}
+        for shard_id, keys in self._pages_on_shards(one, after):
+            page.setdefault(shard_id, []).extend(keys)
+            if sum(map(len, page.values())) >= _PAGE:
+                yield from self._check_unknown(one, page)
+                page = {}
+        yield from self._check_unknown(one, page)
 
-    def _unknown_on(
-        self, one: MovedRows, shard_id: int, after: Key | None
+    def _pages_on_shards(
+        self, one: MovedRows, after: Key | None
+    ) -> Iterator[tuple[int, list[Key]]]:
+        first, *rest = after or (0,)
+        last = tuple(rest) or None
+        for shard_id in range(first, one.keyspace(self._move.cluster.places).shards):
+            if last is None and shard_id in self._known:
+                last = self._known[shard_id]
+                if last is None:
+                    continue
+            while True:
+                part = one.on(self._move.cluster, shard_id)
+                with part.begin():
+                    keys = part.page(last, _PAGE)
+                if keys:
+                    yield shard_id, keys
+                if len(keys) < _PAGE:
+                    break
+                last = keys[-1]
+            last = None
+
+    def _check_unknown(
+        self, one: MovedRows, page: Mapping[int, list[Key]]
     ) -> Iterator[Key]:
-        while True:
-            part = one.on(self._move.cluster, shard_id)
-            with part.begin():
-                keys = part.page(after, _PAGE)
-            if not keys:
-                return
-            after = keys[-1]
-            unknown = self._without_marks(one, keys)
-            if not self._from_legacy:
+        unmarked = self._without_marks(one, list(chain(*page.values())))
+        for shard_id, keys in page.items():
+            unknown = [key for key in keys if key in unmarked]
+            if not self._from_legacy and unknown:
                 unknown = self._not_waiting(one, shard_id, unknown)
             for there in unknown:
                 self._find(one, None, there, "only the shards have it")
@@ -690,18 +751,18 @@ class FullPass:
                 self._repair_on_shard(one, shard_id, unknown)
             elif self._repairs and unknown:
                 self._delete(one, shard_id, unknown)
-            yield after
+            yield shard_id, *keys[-1]
             if self._repairs and unknown:
                 self._limit(len(unknown))
 
-    def _without_marks(self, one: MovedRows, keys: Collection[Key]) -> list[Key]:
+    def _without_marks(self, one: MovedRows, keys: Collection[Key]) -> set[Key]:
         known = self._copier.existing_keys(one, keys)
         if isinstance(one, MovedTable):
             # They are those of marks.
-            return [key for key in keys if key not in known]
+            return {key for key in keys if key not in known}
         with snapshot(self._move.engine) as connection:
             marks = one.marks.marks_of(connection, set(known.values()))
-        return [key for key in keys if known.get(key) not in marks]
+        return {key for key in keys if known.get(key) not in marks}
 
     def _not_waiting(
         self, one: MovedRows, shard_id: int, keys: Collection[Key]
@@ -786,10 +847,15 @@ class Seen:
 def look(part: MarkedRows, keys: Collection[Key]) -> Seen:
     """Return the marks and rows of one side."""
     with part.begin() as connection:
-        return Seen(
-            versions=part.marks.versions_of(connection, keys),
-            rows=part.read(connection, keys),
-        )
+        return seen(part, connection, keys)
+
+
+def seen(part: MarkedRows, connection: Connection, keys: Collection[Key]) -> Seen:
+    """Return the marks and rows of one side, in a transaction."""
+    return Seen(
+        versions=part.marks.versions_of(connection, keys),
+        rows=part.read(connection, keys),
+    )
 
 
 def compare(

@@ -23,10 +23,12 @@ from sqlalchemy import (
     DateTime,
     delete,
     Engine,
+    func,
     insert,
     inspect,
     Integer,
     JSON,
+    not_,
     null,
     select,
     Table,
@@ -772,6 +774,22 @@ class ShardPart:
             statement = statement.where(after_key(columns, after))
         rows = self._session.execute(statement, bind_arguments={"place": self._place})
         return [tuple(row) for row in rows]
+
+    def count(self, after: Key | None, until: Key | None) -> int:
+        """Return the number of rows of the shard, in a transaction.
+
+        :param after: the key before the first one; None for all before.
+        :param until: the last key; None for all that follow.
+        """
+        columns = tuple(self._one.mapper.primary_key)
+        statement = select(func.count()).select_from(columns[0].table)
+        if after is not None:
+            statement = statement.where(after_key(columns, after))
+        if until is not None:
+            statement = statement.where(not_(after_key(columns, until)))
+        place = {"place": self._place}
+        found: int = self._session.execute(statement, bind_arguments=place).scalar_one()
+        return found
 
 
 class ShardObjects(ShardPart):

@@ -34,7 +34,7 @@ from sqla_shard.migrate.copies import read_images
 from sqla_shard.migrate.marks import KeyPart
 from sqla_shard.migrate.passes import backfill, reconcile, replicas, verify
 from sqla_shard.migrate.stage_changes import copy_waiting, plan, status, Switch
-from sqla_shard.migrate.tables import COPYING
+from sqla_shard.migrate.tables import COPYING, ShardPart
 from sqla_shard.models import normalization
 from sqla_shard.testing.topology_documents import sqlite_topology
 from sqla_shard.upkeep import verify_lookups
@@ -433,6 +433,32 @@ def test_a_pass_is_resumed_after_each_page(move, tmp_path, monkeypatch, source):
     # A row of the database is not deleted.
     left = 0 if source == "legacy" else 1
     assert verify(move).differences == left
+
+
+def test_a_pass_reads_rows_of_several_shards_together_and_lists_what_it_cannot_count(
+    move, monkeypatch
+):
+    copied(move)
+    listed, statements = [], []
+    page = ShardPart.page
+
+    def spied(part, after, limit):
+        if after is None:
+            listed.append(part._one.name)
+        return page(part, after, limit)
+
+    monkeypatch.setattr(ShardPart, "page", spied)
+    event.listen(
+        move.engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+    )
+    assert verify(move).is_equal
+    for name in ("users", "posts"):
+        # Two shards have some of them.
+        assert len([one for one in statements if f"OUTER JOIN {name} ON" in one]) == 1
+    assert {*listed} == {"messages", "follows"}
+    with move.cluster.begin(info={COPYING: True}) as session:
+        session.add(ShardedUser(name="of no row"))
+    assert verify(move).differences == 1
 
 
 def test_a_position_of_another_pass(move, tmp_path, monkeypatch):
