@@ -76,7 +76,8 @@ DOUBLES = frozenset(
         *("acos", "asin", "atan", "atan2", "cos", "cot", "degrees", "exp"),
         *("julianday", "ln", "log", "log10", "log2", "pi", "pow", "power"),
         *("radians", "rand", "sin", "sqrt", "st_distance"),
-        *("st_distance_sphere", "st_x", "st_y", "tan"),
+        *("st_distance_sphere", "st_x", "st_y", "tan", "vec_distance"),
+        *("vec_distance_cosine", "vec_distance_euclidean"),
     ]
 )
 #: Functions that return a number.
@@ -122,6 +123,7 @@ ROW_FUNCTIONS = frozenset(
         *("json_object", "json_quote", "json_type", "json_value", "least"),
         *("localtime", "localtimestamp", "make_set", "now", "nullif"),
         *("printf", "subdate", "subtime", "timestampadd", "unhex"),
+        "vec_fromtext",
     ]
 )
 

@@ -37,6 +37,7 @@ from sqla_shard.dialects.base import (
     PasswordSource,
 )
 from sqla_shard.dialects.coding import code_values
+from sqla_shard.types.vectors import DISTANCES
 
 __all__ = ["SQLite"]
 
@@ -406,6 +407,8 @@ def _prepare(dbapi_connection: Any, record: Any) -> None:
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
+    for name, distance in DISTANCES.items():
+        dbapi_connection.create_function(name, 2, distance, deterministic=True)
 
 
 def _begin_before_savepoint(connection: Connection, name: str) -> None:

@@ -7,6 +7,7 @@
 ``object_ids``    :class:`ShardedId` and :class:`ObjectRef`
 ``columns``       :class:`LookupKey`, :class:`Sequence38`,
                   :class:`UTCTimestamp`
+``vectors``       :class:`Vector`
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from sqla_shard.types.blob import Blob, JSONBlob
 from sqla_shard.types.columns import LookupKey, Sequence38, UTCTimestamp
 from sqla_shard.types.object_ids import full_id, IdType, ObjectRef, ShardedId
+from sqla_shard.types.vectors import Vector
 
 __all__ = [
     "Blob",
@@ -24,5 +26,6 @@ __all__ = [
     "Sequence38",
     "ShardedId",
     "UTCTimestamp",
+    "Vector",
     "full_id",
 ]

@@ -27,6 +27,7 @@ OURS = [
     JSONBlob(),
     JSONBlob(100_000_000),
     JSONBlob(compression="zstd"),
+    types.Vector(3),
 ]
 
 

@@ -111,10 +111,10 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
     "asyncmy": {"connect_timeout": 10, "read_timeout": 30},
 }
 #: The default arguments of drivers whose own defaults are less safe: several
-#: statements in one, and files of the application for a server that requests
-#: them.
+#: statements in one, files of the application for a server that requests them,
+#: and bytes that the server takes for a text.
 SAFE: Mapping[str, Mapping[str, Any]] = {
-    "mysqldb": {"multi_statements": False, "local_infile": 0}
+    "mysqldb": {"multi_statements": False, "local_infile": 0, "binary_prefix": True}
 }
 #: The options without which a driver waits forever, including drivers that
 #: are not listed above.

@@ -37,6 +37,7 @@ from sqla_shard.types import (
     Sequence38,
     ShardedId,
     UTCTimestamp,
+    Vector,
 )
 
 __all__ = [
@@ -97,6 +98,19 @@ def _blob_text(element, compiler, **kw):
 '''
 
 
+#: The definition of the type of vectors in a revision.
+VECTOR = """\
+class Vector(sa.types.UserDefinedType):
+    cache_ok = True
+
+    def __init__(self, dimensions):
+        self.dimensions = dimensions
+
+    def get_col_spec(self, **kw):
+        return f"VECTOR({self.dimensions})"
+"""
+
+
 def render_item(kind: str, item: Any, context: AutogenContext) -> str | Literal[False]:
     """Render an item in a portable revision; False to let alembic do it.
 
@@ -114,6 +128,9 @@ def _type(
 ) -> str | Literal[False]:
     if isinstance(kind, ObjectRef):
         return "sa.BigInteger()"
+    if isinstance(kind, Vector):
+        context.imports.add(VECTOR)
+        return f"Vector({kind.dimensions})"
     if isinstance(kind, ShardedId):
         variant = ".with_variant(sa.Integer(), 'sqlite')" if portable else ""
         return f"sa.BigInteger(){variant}"

@@ -1,0 +1,146 @@
+"""Vectors, such as the embeddings of texts and pictures."""
+
+from __future__ import annotations
+
+import math
+import operator
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Double, func, literal
+from sqlalchemy.dialects.mysql.base import ischema_names
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.elements import ColumnElement, SQLCoreOperations
+from sqlalchemy.sql.functions import GenericFunction
+from sqlalchemy.types import UserDefinedType
+
+from sqla_shard.exc import BlobValueError, UnsupportedStatementError
+
+__all__ = ["DISTANCES", "Vector"]
+
+
+class Vector(UserDefinedType[tuple[float, ...]]):
+    """Numbers of single precision; a tuple in Python.
+
+    VECTOR on MySQL 9 and on MariaDB 11.7 and later, bytes on SQLite.
+
+    :param dimensions: how many numbers each vector has.
+    """
+
+    cache_ok = True
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+
+    @staticmethod
+    def euclidean(column: Any, vector: Any) -> ColumnElement[float]:
+        """Return the length of the difference of two vectors.
+
+        :param column: a column of this type.
+        :param vector: numbers, or another column.
+        """
+        return func.vec_distance_euclidean(column, _bound(column, vector))
+
+    @staticmethod
+    def cosine(column: Any, vector: Any) -> ColumnElement[float]:
+        """Return 1 less the cosine of the angle between two vectors: 0 to 2.
+
+        :param column: a column of this type.
+        :param vector: numbers, or another column.
+        """
+        return func.vec_distance_cosine(column, _bound(column, vector))
+
+    def get_col_spec(self, **kw: Any) -> str:
+        """Return the type in DDL."""
+        return f"VECTOR({self.dimensions})"
+
+    # PyMySQL takes the VECTOR of MySQL for a text.
+    def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return what a SELECT reads."""
+        return func.hex(colexpr, type_=self)
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
+        """Return a function that checks and encodes a vector."""
+        binary = dialect.loaded_dbapi.Binary
+        return lambda value: None if value is None else binary(self._encoded(value))
+
+    def _encoded(self, value: Any) -> bytes:
+        try:
+            found = struct.pack(f"<{self.dimensions}f", *value)
+            if all(map(math.isfinite, value)):
+                return found
+        except (struct.error, OverflowError, TypeError):
+            pass
+        raise BlobValueError(
+            f"{value!r} is not a vector of {self.dimensions} finite numbers of "
+            "single precision",
+            field="vector",
+            value=value,
+        )
+
+    def result_processor(
+        self, dialect: Dialect, coltype: object
+    ) -> Callable[[Any], tuple[float, ...] | None]:
+        """Return a function that decodes a vector."""
+        return lambda value: None if value is None else _decoded(bytes.fromhex(value))
+
+
+def _bound(column: Any, vector: Any) -> Any:
+    is_sql = isinstance(vector, SQLCoreOperations)
+    return vector if is_sql else literal(vector, column.type)
+
+
+# SQLAlchemy cannot read a table with a type of a length that it does not know.
+ischema_names.setdefault("vector", Vector)
+
+
+class _Distance(GenericFunction[float]):
+    type = Double()
+    inherit_cache = True
+
+
+class _Euclidean(_Distance):
+    name = identifier = "vec_distance_euclidean"
+    inherit_cache = True
+
+
+class _Cosine(_Distance):
+    name = identifier = "vec_distance_cosine"
+    inherit_cache = True
+
+
+@compiles(_Distance, "mysql")
+def _of_mysql(element: _Distance, compiler: Any, **kw: Any) -> str:
+    if not compiler.dialect.is_mariadb:
+        # The server would look for a stored function.
+        raise UnsupportedStatementError(
+            f"{element.name}(): MySQL has no distance of vectors. Use MariaDB 11.7 "
+            "or later; or read the vectors of one owner, and compare in Python",
+            construct=f"{element.name}()",
+        )
+    found: str = compiler.visit_function(element, **kw)
+    return found
+
+
+def _decoded(data: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(data) // 4}f", data)
+
+
+def _euclidean(one: bytes | None, other: bytes | None) -> float | None:
+    if one is None or other is None:
+        return None
+    return math.dist(_decoded(one), _decoded(other))
+
+
+def _cosine(one: bytes | None, other: bytes | None) -> float | None:
+    if one is None or other is None:
+        return None
+    left, right = _decoded(one), _decoded(other)
+    size = math.hypot(*left) * math.hypot(*right)
+    return 1 - sum(map(operator.mul, left, right)) / size if size else None
+
+
+#: The functions of MariaDB, for SQLite.
+DISTANCES = {"vec_distance_euclidean": _euclidean, "vec_distance_cosine": _cosine}

@@ -1,0 +1,78 @@
+"""Vectors on SQLite, whose distances are computed in Python."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from sqla_shard import Cluster, scatter
+from sqla_shard.exc import BlobValueError
+from sqla_shard.testing import sqlite_topology
+from sqla_shard.types import Vector
+from tests.models.vector_models import (
+    Base,
+    check_nearest,
+    euclidean,
+    fill,
+    NEAR,
+    VectorNote,
+)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with Cluster.from_topology(sqlite_topology(tmp_path, 2, 4)) as cluster:
+        yield cluster
+
+
+def test_the_nearest_of_all_shards(cluster):
+    check_nearest(cluster, fill(cluster, 4))
+
+
+def test_the_nearest_in_a_coroutine(cluster):
+    pytest.importorskip("aiosqlite")
+    stored = fill(cluster, 4)
+    away = Vector.euclidean(VectorNote.at, NEAR)
+
+    async def nearest():
+        async with cluster.async_session() as session:
+            notes = select(VectorNote).where(VectorNote.at.is_not(None))
+            notes = notes.order_by(away).limit(1).options(scatter())
+            found = (await session.scalars(notes)).one()
+            return found.at
+
+    assert asyncio.run(nearest()) == min(stored.values(), key=euclidean)
+
+
+def test_a_vector_of_another_column(cluster):
+    stored = fill(cluster, 4)
+    with cluster.session() as session:
+        away = Vector.cosine(VectorNote.at, VectorNote.at)
+        found = select(away).where(VectorNote.id == min(stored))
+        assert session.scalar(found) == pytest.approx(0)
+
+
+def test_nothing_and_the_vector_zero_have_no_direction(cluster):
+    fill(cluster, 1)
+    with cluster.session() as session:
+        away = select(Vector.cosine(VectorNote.at, (0, 0, 0)))
+        assert set(session.scalars(away.options(scatter()))) == {None}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [(1, 2), (1, 2, 3, 4), (1, 2, "3"), 7, (1, 2, float("nan")), (1, 2, 1e300)],
+    ids=str,
+)
+def test_other_values_are_refused(cluster, value: Any):
+    cluster.create_all(Base.metadata)
+    with cluster.session() as session, pytest.raises(BlobValueError) as raised:
+        session.scalars(
+            select(VectorNote)
+            .order_by(Vector.euclidean(VectorNote.at, value))
+            .options(scatter())
+        )
+    assert raised.value.value is value
