@@ -1246,6 +1246,9 @@ def test_random_tables(pairs, pair, small_chunks, table, data):
             statement = f"UPDATE IGNORE db00003.r SET {one} = %s {where}"
             changes = cursor.execute(f"{statement} LIMIT 1", (value,))
         elif kind == "move":
+            if dict(zip(names, [*keys, *others], strict=True))[one] == "JSON":
+                # MySQL refuses other values, even with IGNORE.
+                two = one
             changes = cursor.execute(
                 f"UPDATE IGNORE db00003.r SET {one} = {two} {where} LIMIT 1"
             )
