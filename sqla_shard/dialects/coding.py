@@ -16,9 +16,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime
 from functools import cache
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Boolean, DateTime, Engine, Integer, Numeric, String, Time
+from sqlalchemy import (
+    Boolean,
+    DateTime,
+    Engine,
+    Integer,
+    literal,
+    Numeric,
+    String,
+    Time,
+    Uuid,
+)
 from sqlalchemy.engine import Dialect
+from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -113,7 +125,9 @@ def _may_be(value: Any, encoded: Any) -> bool:
         return not _may_be_stored(value, encoded)
     if isinstance(value, Null) or isinstance(value.type, Encoded):
         return True
-    return _has_moments(encoded) and isinstance(value.type, DateTime)
+    if _has_moments(encoded) and isinstance(value.type, DateTime):
+        return True
+    return _field_text(value, encoded) is not None
 
 
 def _has_moments(encoded: Any) -> bool:
@@ -147,6 +161,79 @@ def _moment_text_sqlite(element: _MomentText, compiler: Any, **kw: Any) -> str:
     value = compiler.process(element.element, **kw)
     # Those of the server's clock have whole seconds.
     return f"substr(replace({value}, ' ', 'T') || '.000000', 1, 26) || '+00:00'"
+
+
+class _FieldText(ColumnElement[Any]):
+    """A value of a column as a field stores it.
+
+    :param element: an expression of a UUID or of an enum.
+    :param stored: of an enum, what the field stores by what the column does.
+    """
+
+    __visit_name__ = "sqla_shard_field_text"
+    inherit_cache = True
+    type = String()
+
+    def __init__(self, element: Any, stored: Mapping[str, Any] | None = None) -> None:
+        self.element = element
+        self.stored = stored
+
+
+@compiles(_FieldText)
+def _compiled_text(element: _FieldText, compiler: Any, **kw: Any) -> str:
+    value = compiler.process(element.element, **kw)
+    if element.stored is not None:
+        cases = " WHEN ".join(
+            " THEN ".join(
+                compiler.render_literal_value(one, literal(one).type) for one in pair
+            )
+            for pair in element.stored.items()
+        )
+        return f"CASE {value} WHEN {cases} END"
+    dialect = compiler.dialect
+    if plain_type(element.element.type).native_uuid and dialect.supports_native_uuid:
+        return f"CAST({value} AS CHAR)"
+    parts = [f"substr({value}, {first}, {length})" for first, length in _PARTS_OF_UUID]
+    if not is_mysql(dialect):
+        return " || '-' || ".join(parts)
+    # Of two collations of utf8mb4 MariaDB compares no texts.
+    joined = ", '-', ".join(parts)
+    return f"convert(concat({joined}) USING ascii)"
+
+
+#: Where the parts between hyphens begin in 32 digits, and their lengths.
+_PARTS_OF_UUID = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
+
+
+def _field_text(value: Any, encoded: Any) -> _FieldText | None:
+    """Return a value of a column as a field stores it; None if it is that.
+
+    :raises UnsupportedStatementError: if there are several.
+    """
+    type_ = plain_type(getattr(value, "type", None))
+    if isinstance(value, BindParameter) or not isinstance(type_, (Enum, Uuid)):
+        return None
+    stored = None
+    if isinstance(type_, Enum):
+        if type_.enum_class is None or type_.enum_class is not encoded.python_type:
+            return None
+        dialect = DefaultDialect()
+        read: Any = type_.result_processor(dialect, None)  # type: ignore[no-untyped-call]  # SQLAlchemy's
+        stored = {
+            text: encoded.process_bind_param(read(text), dialect)
+            for text in type_.enums
+        }
+        if all(text == code for text, code in stored.items()):
+            return None
+    elif encoded.python_type is not UUID:
+        return None
+    if isinstance(value, (ScalarSelect, SelectBase)):
+        raise UnsupportedStatementError(
+            f"a subquery beside {encoded.label} has a column of another format "
+            "than the field's; join its table instead",
+            construct="subquery",
+        )
+    return _FieldText(value, stored)
 
 
 def _may_be_stored(value: Any, encoded: Any) -> bool:
@@ -366,7 +453,7 @@ def _coded(
         is_own, found = False, _encoded_inside(values)
     if found is None:
         return element
-    swaps = {
+    swaps: dict[int, Any] = {
         id(value): _retyped(value, Beside(value.type, found, is_own))
         for value in values
         if isinstance(value, BindParameter)
@@ -374,6 +461,9 @@ def _coded(
     }
     if chosen:
         swaps |= _moment_texts(element, values, found)
+    if chosen or compares is not None:
+        texts = {id(value): _field_text(value, found) for value in values}
+        swaps |= {key: text for key, text in texts.items() if text is not None}
     if not swaps:
         return element
     if compares is not None and not found.is_compared:

@@ -15,16 +15,19 @@ from sqlalchemy import (
     case,
     cast,
     delete,
+    Enum,
     exists,
     extract,
     func,
     literal,
+    literal_column,
     select,
     String,
     tuple_,
     type_coerce,
     union_all,
     update,
+    Uuid,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.orm import aliased
@@ -281,10 +284,44 @@ class BesideSuite(Suite):
             assert found == "blue"
             assert session.execute(delete(Thing).where(*mine)).rowcount == 1
 
+    def test_columns_of_uuids_and_enums(self, cluster):
+        """SQLAlchemy stores UUIDs without hyphens, and the names of members."""
+        values = Enum(Color, values_callable=lambda members: [m.value for m in members])
+        for name, text, type_ in (
+            ("uid", PAIRS["uid"][1].hex, Uuid(native_uuid=False)),
+            ("color", "RED", Enum(Color)),
+            ("level", "HIGH", Enum(Level)),
+            ("mixed", "NUMBER", Enum(Mixed)),
+            ("color", "red", values),
+        ):
+            field, value = getattr(Thing, name), PAIRS[name][1]
+            one = stored(cluster, Thing, **{name: value}, shard_id=1)
+            column = type_coerce(literal_column(repr(text)), type_)
+            with cluster.session() as session:
+                made = select(Thing.id).where(Thing.id == one)
+                for condition in (
+                    field == column,
+                    column <= field,
+                    field.in_([column]),
+                    tuple_(column, Thing.id) == tuple_(field, Thing.id),
+                    case((column, True), value=field, else_=False),
+                    func.nullif(column, field).is_(None),
+                    func.coalesce(column, field) == value,
+                ):
+                    assert session.scalar(made.where(condition)) == one, str(condition)
+                assert session.scalar(made.where(field != column)) is None
+                absent = type_coerce(literal_column("NULL"), type_)
+                for pair in ((column, field), (field, column), (absent, field)):
+                    made = select(func.coalesce(*pair)).where(Thing.id == one)
+                    assert session.scalar(made) == value
+
     def test_refusals(self, cluster, session):
         one = stored(cluster, Thing, at=T0, shard_id=1)
         value = select(literal(T0).label("x"))
+        other = select(type_coerce(literal_column("'RED'"), Enum(Color)).label("x"))
         for make, remedy in (
+            (lambda: Thing.color.in_(other), r"Thing\.color"),
+            (lambda: Thing.color == other.scalar_subquery(), r"Thing\.color"),
             (lambda: Thing.at == value.scalar_subquery(), r"Thing\.at\.type"),
             (lambda: Thing.at.in_(value), r"Thing\.at\.type"),
             (lambda: Thing.at == value.subquery().c.x, r"Thing\.at\.type"),

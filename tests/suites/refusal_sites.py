@@ -163,6 +163,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "engine/merge.py: the values of an ORDER BY cannot be compared",
     ),
     "a field with a format of its own: tests/suites/objects_beside.py": (
+        "dialects/coding.py: a subquery beside {} has a column of another format",
         "dialects/coding.py: a value in a {} that stands beside",
         "dialects/coding.py: {} stands behind a column of another format",
     ),
