@@ -21,7 +21,6 @@ from tests.servers.faults import (
     busy,
     locked,
     opened,
-    own_fleet,
     own_ids,
     Pin,
     SERVERS,
@@ -29,13 +28,14 @@ from tests.servers.faults import (
     TIMEOUT,
     until_waiting,
 )
+from tests.servers.kinds import own_fleet
 from tests.servers.processes import running, started_since
 
 pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).parents[2]
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 ids = own_ids()
 
 _SQLALCHEMY = tuple(map(int, re.findall(r"\d+", version("sqlalchemy"))))

@@ -20,17 +20,19 @@ from tests.servers.faults import (
     all_work,
     busy,
     opened,
-    own_fleet,
     own_ids,
     Pin,
+    SERVERS,
+    SHARDS,
     TIMEOUT,
 )
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).parents[2]
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 ids = own_ids()
 
 

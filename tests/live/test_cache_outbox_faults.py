@@ -20,14 +20,10 @@ from sqla_shard.exc import CommitUnknownError, ShardMissingError
 from sqla_shard.outbox.invalidations import drain, outbox_size
 from sqla_shard.testing import MemcachedServer, Proxy
 from sqla_shard.testing.local_server import wait_until
-from tests.models.operation_models import Account, Base, points
+from tests.models.operation_models import Account, Base, points, SHARDS
+from tests.servers.kinds import own_fleet
 from tests.servers.memcached import grow_old, nodes
-from tests.servers.operation_servers import (
-    own_cluster,
-    own_fleet,
-    own_lines,
-    own_proxied,
-)
+from tests.servers.operation_servers import own_cluster, own_lines, own_proxied
 from tests.suites.cache_store import leased, put, state, token
 from tests.suites.operations import FAR, NEAR, Suite
 from tests.suites.outbox import at_commit, forget_all, leave, rows
@@ -40,7 +36,7 @@ RETRY = 0.2
 SECONDS = 60
 
 
-fleet = own_fleet()
+fleet = own_fleet(2, SHARDS)
 lines = own_lines()
 cluster = own_cluster()
 proxied = own_proxied()

@@ -12,6 +12,7 @@ import pytest
 
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.command_line import COMMAND, environment, run, write
+from tests.servers.kinds import own_fleet
 from tests.test_docs import certificates  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.live
@@ -27,10 +28,7 @@ def _client():
         pytest.skip("the client of MariaDB is not installed")
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind):
-    with server_kind.fleet(servers=2, shards=4, fast=True, password=PASSWORD) as fleet:
-        yield fleet
+fleet = own_fleet(2, 4, password=PASSWORD)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,8 @@ from sqla_shard.exc import (
 )
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import busy, own_fleet, own_ids, Pin, SERVERS, SHARDS
+from tests.servers.faults import busy, own_ids, Pin, SERVERS, SHARDS
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
@@ -41,7 +42,7 @@ ORDERS = [(0, 1, 2), (2, 0, 1)]
 Truth = Callable[[], list[str]]
 NEW = map("new {}".format, count())
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 ids = own_ids()
 
 

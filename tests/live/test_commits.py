@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,24 +13,13 @@ from sqlalchemy.exc import OperationalError
 from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError, PartialCommitError, RetriesExhaustedError
 from sqla_shard.testing.server_fleet import ServerFleet
+from tests.models.backends import Clusters
 from tests.models.models import Base, Note, Pin
-from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=2, shards=8, fast=True) as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="module")
-def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
-    document = fleet.topology_mapping(main=True)
-    with Cluster.from_topology(document, environ=fleet.environ) as cluster:
-        cluster.create_all(Base.metadata)
-        yield cluster
+cluster = Clusters(Base.metadata, 8, main=("main",)).on_servers("commits")
 
 
 def kill(fleet: ServerFleet[Any], connection: Any) -> None:
@@ -94,9 +82,9 @@ def test_a_connection_lost_before_commit_is_repeated(
 
 
 def test_half_of_a_commit(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
-    before = {shard_id: counted(cluster, shard_id) for shard_id in (1, 7)}
+    before = {shard_id: counted(cluster, shard_id) for shard_id in (1, 2)}
     session = cluster.session(cross_shard="unordered")
-    session.add_all([pin("half", 1), pin("half", 7)])
+    session.add_all([pin("half", 1), pin("half", 2)])
     session.flush()
     roots = {connection.engine: connection for connection, _ in session._views.values()}
     assert len(roots) == 2
@@ -121,7 +109,7 @@ def test_half_of_a_commit(cluster: Cluster, fleet: ServerFleet[Any]) -> None:
     assert {*error.committed, error.failed} == {"server1", "server2"}
     assert error.unknown
     # The error agrees with the rows of the servers.
-    homes = {"server1": 1, "server2": 7}
+    homes = {"server1": 1, "server2": 2}
     (done,) = error.committed
     assert counted(cluster, homes[done]) == before[homes[done]] + 1
     assert counted(cluster, homes[error.failed]) == before[homes[error.failed]]

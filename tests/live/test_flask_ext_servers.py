@@ -14,14 +14,12 @@ from sqlalchemy.exc import OperationalError
 from sqla_shard import Cluster, scatter
 from sqla_shard.ext.flask import FlaskCluster
 from tests.models.flask_app import add_board, Base, Board, busy, title_of
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind):
-    with server_kind.fleet(servers=2, shards=4, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(2, 4)
 
 
 @pytest.fixture

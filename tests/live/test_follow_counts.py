@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,25 +13,12 @@ from sqla_shard.contrib import FollowKind
 from sqla_shard.contrib.edges import Edge
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_fleet import ServerFleet
+from tests.models.backends import Clusters
 from tests.models.graph_models import Base, follows, run, SHARDS, users
-from tests.servers.kinds import Kind
 
 pytestmark = pytest.mark.live
 
-
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=1, shards=SHARDS, fast=True) as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="module")
-def cluster(fleet: ServerFleet[Any]) -> Iterator[Cluster]:
-    with Cluster.from_topology(
-        fleet.topology_mapping(), environ=fleet.environ
-    ) as cluster:
-        cluster.create_all(Base.metadata)
-        yield cluster
+cluster = Clusters(Base.metadata, SHARDS).on_servers("followcounts")
 
 
 def test_counted_again_while_an_edge_is_written(
@@ -47,7 +33,7 @@ def test_counted_again_while_an_edge_is_written(
         place = table.place(session, star)
         session.execute(delete(counts.table), bind_arguments={"place": place})
     after = Edge().changed(FollowKind.EXPLICIT)
-    (server,) = fleet.servers
+    (server,) = [each for each in fleet.servers if each.name == place.server]
 
     def waits() -> bool:
         # InnoDB returns cached values if it is queried within 0.1 seconds.

@@ -35,7 +35,7 @@ from sqla_shard.models import normalization
 from sqla_shard.testing import MemcachedServer, Proxy, ZooKeeperServer
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.command_line import ROOT
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 from tests.servers.processes import count_sockets_to
 
 pytestmark = pytest.mark.live
@@ -70,10 +70,7 @@ class BoardName(LookupMixin, Base, target=Board, normalize=normalization.exact):
     pass
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=2, shards=4, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(2, 4)
 
 
 @pytest.fixture(scope="module")

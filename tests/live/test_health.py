@@ -18,12 +18,13 @@ from sqla_shard.ext.flask import FlaskCluster
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import opened, own_fleet, SERVERS
+from tests.servers.faults import opened, SERVERS, SHARDS
+from tests.servers.kinds import own_fleet
 from tests.servers.processes import count_sockets_to
 
 pytestmark = pytest.mark.live
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 
 NAMES = [f"server{number}" for number in range(1, SERVERS + 1)]
 #: Longer than a busy machine stops: the others must respond.

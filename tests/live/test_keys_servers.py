@@ -26,7 +26,7 @@ from sqla_shard.schema import ledger
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.models import Base, Pin
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 from tests.servers.swapping import Swaps
 
 pytestmark = pytest.mark.live
@@ -40,10 +40,7 @@ WAITING = (
 )
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=1, shards=4, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(1, 4)
 
 
 @pytest.fixture(scope="module")

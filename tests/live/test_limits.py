@@ -13,11 +13,12 @@ from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import Base, locked, opened, own_fleet
+from tests.servers.faults import Base, locked, opened, SERVERS, SHARDS
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 
 _SESSION = text(
     "SELECT @@session.innodb_lock_wait_timeout, @@session.lock_wait_timeout"

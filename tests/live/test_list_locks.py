@@ -20,7 +20,7 @@ from sqla_shard import (
 )
 from sqla_shard.models.mapping_list import List
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
@@ -52,10 +52,7 @@ def pin(number: int) -> int:
     return pack(1, 1, number)
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=1, shards=2, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(1, 2)
 
 
 @pytest.fixture(scope="module")

@@ -27,13 +27,10 @@ from tests.models.operation_models import (
     make_due,
     note,
     points,
+    SHARDS,
 )
-from tests.servers.operation_servers import (
-    own_cluster,
-    own_fleet,
-    own_lines,
-    own_proxied,
-)
+from tests.servers.kinds import own_fleet
+from tests.servers.operation_servers import own_cluster, own_lines, own_proxied
 from tests.suites.operations import FAR, NEAR, Suite
 
 pytestmark = pytest.mark.live
@@ -44,7 +41,7 @@ SECONDS = 60
 HOME, TARGET = 0, 1  # the servers of NEAR and FAR
 
 
-fleet = own_fleet()
+fleet = own_fleet(2, SHARDS)
 lines = own_lines()
 cluster = own_cluster()
 proxied = own_proxied()

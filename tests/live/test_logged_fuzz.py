@@ -19,14 +19,16 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.operation_models import make_due
+from tests.servers.kinds import own_fleet
 from tests.servers.sums import (
     ACROSS,
     Base,
     found_on,
     kill_and_start,
     new_sums,
-    own_fleet,
+    SERVERS,
     SETS,
+    SHARDS,
     SOAK,
 )
 from tests.workers.forks import Forks
@@ -39,7 +41,7 @@ WORKERS = 2
 #: Passes until all pending operations must be applied.
 PASSES = 200
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 
 
 class Processes:

@@ -18,7 +18,6 @@ from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import (
     busy,
     opened,
-    own_fleet,
     own_ids,
     Pin,
     SERVERS,
@@ -26,6 +25,7 @@ from tests.servers.faults import (
     TIMEOUT,
     until_waiting,
 )
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
@@ -34,7 +34,7 @@ EACH = SHARDS // SERVERS
 FIRSTS = range(0, SHARDS, EACH)
 PARTIAL = select(Pin.body).options(scatter(on_error="partial"))
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 ids = own_ids()
 
 

@@ -19,15 +19,16 @@ from tests.servers.faults import (
     busy,
     locked,
     opened,
-    own_fleet,
     own_ids,
     Pin,
+    SERVERS,
     SHARDS,
 )
+from tests.servers.kinds import own_fleet
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mysqlclient_installed")]
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 ids = own_ids()
 ALL = select(Pin)
 FIRST = {"bind_arguments": {"shard_id": 0}}

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqla_shard import Cluster
 from sqla_shard.exc import CommitUnknownError, PartialCommitError, WrittenShard
 from sqla_shard.testing.server_fleet import ServerFleet
+from tests.servers.kinds import own_fleet
 from tests.servers.sums import (
     ACROSS,
     add,
@@ -26,8 +27,9 @@ from tests.servers.sums import (
     found_on,
     kill_and_start,
     new_sums,
-    own_fleet,
+    SERVERS,
     SETS,
+    SHARDS,
     SOAK,
 )
 
@@ -37,7 +39,7 @@ KILLS = 60 if SOAK else 5
 THREADS = 6
 PATIENCE = 60
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 
 
 @pytest.fixture

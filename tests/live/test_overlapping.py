@@ -29,7 +29,7 @@ from tests.models.clusters import at
 from tests.models.dropin import Board, Choosers, fill, LANE, lane_threads, TIMEOUT
 from tests.servers.following import until
 from tests.servers.interrupting import interruptible
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
@@ -39,10 +39,7 @@ DATABASE = "db_dropin"
 NAMES = ["a", "b", "c"]
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(SERVERS, SHARDS)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from sqla_shard import Cluster
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 from tests.suites.pinboard_relations import Relations
 from tests.suites.pinboard_signing_up import SigningUp
 from tests.suites.pinboard_tables import create_tables
@@ -34,10 +34,7 @@ REMOVER = "remover"
 PATIENCE = 15
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=2, shards=4, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(2, 4)
 
 
 @pytest.fixture(scope="module")

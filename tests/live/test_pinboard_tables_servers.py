@@ -11,16 +11,13 @@ import pytest
 
 from sqla_shard import Cluster
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 from tests.suites.pinboard_tables import MakeCluster, Tables
 
 pytestmark = pytest.mark.live
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=2, shards=2, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(2, 2)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.models import Base, PIN, Pin
-from tests.servers.kinds import Kind
+from tests.servers.kinds import Kind, own_fleet
 from tests.servers.swapping import moved, Swaps
 
 pytestmark = pytest.mark.live
@@ -34,10 +34,7 @@ pytestmark = pytest.mark.live
 EDGE, OTHER = 3, 5
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=2, shards=8, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(2, 8)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from sqla_shard.exc import MigrationFailedError, ProvisionError
 from sqla_shard.schema import RunOptions, State
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.provisioning import Project, refused
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
@@ -91,10 +91,7 @@ class World:
             self.execute(server, *drops)
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=2, shards=16, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(2, 16)
 
 
 @pytest.fixture

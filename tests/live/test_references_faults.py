@@ -21,7 +21,7 @@ from sqla_shard.models.reference import verify_references
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.reference_models import Base, contents, COUNTRIES, Country
 from tests.servers.faults import opened
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
@@ -31,10 +31,7 @@ SHARDS = SERVERS * EACH
 OTHER = [{"code": "xx", "name": "X"}]
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(SERVERS, SHARDS)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from sqla_shard import (
     ShardedId,
 )
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
@@ -75,10 +75,7 @@ class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
     __tablename__ = "board_has_pins"
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(SERVERS, SHARDS)
 
 
 @pytest.fixture(scope="module")

@@ -11,23 +11,15 @@ from sqlalchemy import select
 from sqla_shard import scatter, scatter_errors
 from sqla_shard.exc import ScatterTimeoutError
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import (
-    busy,
-    opened,
-    own_fleet,
-    own_ids,
-    Pin,
-    SERVERS,
-    SHARDS,
-    TIMEOUT,
-)
+from tests.servers.faults import busy, opened, own_ids, Pin, SERVERS, SHARDS, TIMEOUT
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
 EACH = SHARDS // SERVERS
 ONE = {"pool_size": 1, "max_overflow": 0, "pool_timeout": TIMEOUT}
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 ids = own_ids()
 
 

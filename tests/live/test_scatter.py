@@ -38,7 +38,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqla_shard import blob_field, Cluster, ObjectMixin, pack, unpack
 from sqla_shard.testing import StatementLog
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
@@ -93,10 +93,7 @@ class Thing(ObjectMixin, Base, type_id=2):
     a_json = mapped_column(mysql.JSON)
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(SERVERS, SHARDS)
 
 
 @pytest.fixture(scope="module")

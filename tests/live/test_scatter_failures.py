@@ -19,7 +19,6 @@ from tests.servers.faults import (
     busy,
     locked,
     opened,
-    own_fleet,
     own_ids,
     Pin,
     SERVERS,
@@ -28,10 +27,11 @@ from tests.servers.faults import (
     until_waiting,
 )
 from tests.servers.interrupting import interruptible
+from tests.servers.kinds import own_fleet
 
 pytestmark = pytest.mark.live
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 ids = own_ids()
 
 

@@ -24,15 +24,8 @@ from sqla_shard.exc import (
     UnsupportedStatementError,
 )
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.faults import (
-    busy,
-    locked,
-    own_fleet,
-    SERVERS,
-    SHARDS,
-    TIMEOUT,
-    until_waiting,
-)
+from tests.servers.faults import busy, locked, SERVERS, SHARDS, TIMEOUT, until_waiting
+from tests.servers.kinds import own_fleet
 from tests.servers.processes import running, started_since
 
 pytestmark = pytest.mark.live
@@ -52,7 +45,7 @@ class Pin(ObjectMixin, Base, type_id=1):
 PINS = select(Pin).order_by(Pin.n.desc())
 
 
-fleet = own_fleet()
+fleet = own_fleet(SERVERS, SHARDS)
 
 
 @pytest.fixture(scope="module")

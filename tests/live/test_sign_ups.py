@@ -19,7 +19,7 @@ from sqla_shard.upkeep import verify_lookups
 from tests.models import verify_models
 from tests.models.lookup_models import Base, end_at, new_user, rows_of, User, UserEmail
 from tests.models.verify_models import Account, AccountEmail, add_account
-from tests.servers.kinds import Kind
+from tests.servers.kinds import own_fleet
 from tests.suites.lookup_claiming import all_at_once
 
 pytestmark = pytest.mark.live
@@ -29,10 +29,7 @@ NAMES = 20
 _LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-    with server_kind.fleet(servers=6, shards=16, fast=True) as fleet:
-        yield fleet
+fleet = own_fleet(6, 16)
 
 
 @pytest.fixture(scope="module")

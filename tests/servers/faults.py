@@ -14,7 +14,6 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqla_shard import Cluster, ObjectMixin
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.servers.kinds import Kind
 
 SERVERS = 3
 SHARDS = 12
@@ -29,17 +28,6 @@ class Pin(ObjectMixin, Base, type_id=1):
     __tablename__ = "pins"
 
     body = mapped_column(Text)
-
-
-def own_fleet() -> Any:
-    """Return a fixture: servers that no other module uses."""
-
-    @pytest.fixture(scope="module")
-    def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-        with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
-            yield fleet
-
-    return fleet
 
 
 def opened(

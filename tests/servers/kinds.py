@@ -6,6 +6,7 @@ A test that asks for the fixture ``server_kind``, or for one that does, such as
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -47,6 +48,17 @@ KINDS = {
         Kind("mysql", MySQLServer, MySQLFleet, MySQLPair, "REPLICATION CLIENT"),
     )
 }
+
+
+def own_fleet(servers: int, shards: int, **options: Any) -> Any:
+    """Return a fixture for a module: servers that no other module uses."""
+
+    @pytest.fixture(scope="module")
+    def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
+        with server_kind.fleet(servers, shards, fast=True, **options) as fleet:
+            yield fleet
+
+    return fleet
 
 
 #: The kind of server of modules that take long and whose subject is another

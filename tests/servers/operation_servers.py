@@ -14,19 +14,7 @@ import pytest
 from sqla_shard import Cluster
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
-from tests.models.operation_models import Base, SHARDS
-from tests.servers.kinds import Kind
-
-
-def own_fleet() -> Any:
-    """Return a fixture: servers that no other module uses."""
-
-    @pytest.fixture(scope="module")
-    def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-        with server_kind.fleet(servers=2, shards=SHARDS, fast=True) as fleet:
-            yield fleet
-
-    return fleet
+from tests.models.operation_models import Base
 
 
 def own_lines() -> Any:

@@ -11,17 +11,15 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 from sqlalchemy import String, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqla_shard import Cluster, ObjectMixin, operation, ShardSession, unpack
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.following import until
-from tests.servers.kinds import Kind
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 SERVERS = 4
@@ -44,17 +42,6 @@ class Element(ObjectMixin, Base, type_id=2):
     __tablename__ = "elements"
     token: Mapped[str] = mapped_column(String(40))
     of: Mapped[int]
-
-
-def own_fleet() -> Any:
-    """Return a fixture: servers that no other module uses."""
-
-    @pytest.fixture(scope="module")
-    def fleet(server_kind: Kind) -> Iterator[ServerFleet[Any]]:
-        with server_kind.fleet(servers=SERVERS, shards=SHARDS, fast=True) as fleet:
-            yield fleet
-
-    return fleet
 
 
 @operation("tests.sums.add")
