@@ -57,6 +57,8 @@ class Pin(ObjectMixin, Base, type_id=1, colocate_with="board_id"):
 class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
     """The table ``board_has_pins``: board_id, pin_id and sequence."""
 
+    pin_id: Mapped[int]
+
 
 warnings: list[NarrowGap] = []
 

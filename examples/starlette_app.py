@@ -66,6 +66,8 @@ class Pin(ObjectMixin, Base, type_id=1):
 class BoardHasPins(MappingMixin, Base, source=Board, target=Pin):
     """The list of a board, on the shard of the board."""
 
+    pin_id: Mapped[int]
+
 
 # -- functions that run in a transaction, retried when that is safe
 

@@ -163,18 +163,18 @@ and one warning::
 from __future__ import annotations
 
 from sqla_shard.exc import base
-from sqla_shard.exc.base import ShardError
+from sqla_shard.exc.base import ShardError as ShardError
 from sqla_shard.exc.definitions import *  # noqa: F403
 from sqla_shard.exc.operations import *  # noqa: F403
 from sqla_shard.exc.statements import *  # noqa: F403
 from sqla_shard.exc.systems import *  # noqa: F403
 from sqla_shard.exc.topologies import *  # noqa: F403
 
-# The classes of these modules, without the helpers that they import.
-__all__ = ["ShardError"]
-__all__ += [
+# The classes of these modules, without the helpers that they import.  Type
+# checkers, which cannot compute the list, take the lines above instead.
+globals()["__all__"] = [
     name
     for name, value in globals().items()
     if getattr(value, "__module__", "").startswith(f"{__name__}.")
-    and value.__module__ != base.__name__
+    and (value is ShardError or value.__module__ != base.__name__)
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, get_args, get_origin, TypeVar
 
 from sqlalchemy import BigInteger, Column, Index, inspect, Integer, Table
 from sqlalchemy.orm import foreign, Mapped, mapped_column, Mapper, relationship
@@ -122,6 +122,28 @@ class MappingDefinition:
     spread_before: int = 0
     appends_before: bool = False
     callbacks: list[Callable[..., Any]] = field(default_factory=list)
+
+
+def ends_of(cls: Any, mixin: type[Any], source: Any, target: Any) -> tuple[Any, Any]:
+    """Return source and target, which may be the type arguments of the mixin.
+
+    :raises ClassDefinitionError: if they are given twice.
+    """
+    for base in vars(cls).get("__orig_bases__", ()):
+        if get_origin(base) is mixin:
+            if source is not None or target is not None:
+                raise ClassDefinitionError(
+                    f"source and target are given twice: leave out source= and "
+                    f"target=, or the brackets of {mixin.__name__}",
+                    class_name=cls.__name__,
+                )
+            source, target = (
+                None
+                if isinstance(one, TypeVar)
+                else getattr(one, "__forward_arg__", one)
+                for one in get_args(base)
+            )
+    return source, target
 
 
 def define(

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, TYPE_CHECKING, TypeVar
+from typing import Any, Generic, TYPE_CHECKING, TypeVar
 
 from sqlalchemy import event
 from sqlalchemy.orm import Mapped, Mapper
@@ -64,6 +64,7 @@ from sqla_shard.models.mapping_definition import (
     create_counts,
     define,
     definition_of,
+    ends_of,
     finish,
     MappingDefinition,
 )
@@ -73,16 +74,27 @@ from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit, Page
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
     from sqla_shard import Cluster
+
+    S = TypeVarWithDefault("S", default=Any)
+    T = TypeVarWithDefault("T", default=Any)
+else:
+    S = TypeVar("S")
+    T = TypeVar("T")
 
 __all__ = ["MappingMixin"]
 
-M = TypeVar("M", bound="MappingMixin")
+M = TypeVar("M", bound="MappingMixin[Any, Any]")
 Callback = TypeVar("Callback", bound=Callable[[ShardSession, NarrowGap], Any])
 
 
-class MappingMixin:
+class MappingMixin(Generic[S, T]):
     """Makes a declarative class a mapping; precedes the base.
+
+    ``MappingMixin[Board, Pin]`` is a mapping with this source and target, whose
+    types a type checker knows then.
 
     Class keywords:
 
@@ -132,9 +144,9 @@ class MappingMixin:
     if TYPE_CHECKING:
         sequence: Mapped[int]
         """The position in the list, 0 to ``10**38 - 1``."""
-        source: Mapped[Any]
-        """The source, loaded on first access."""
-        target: Mapped[Any]
+        source: Mapped[S | None]
+        """The source, loaded on first access; None if not found."""
+        target: Mapped[T | None]
         """The target, loaded on first access; None if not found."""
         __sqla_shard_mapping__: MappingDefinition
 
@@ -156,6 +168,7 @@ class MappingMixin:
         spread_to: int | None = None,
         **kwargs: Any,
     ) -> None:
+        source, target = ends_of(cls, MappingMixin, source, target)
         define(
             cls,
             MappingMixin,
@@ -440,7 +453,7 @@ class MappingMixin:
         source_id: int,
         other_id: int,
         *,
-        other: type[MappingMixin] | None = None,
+        other: type[MappingMixin[Any, T]] | None = None,
         descending: bool = False,
         batch: int = 1000,
     ) -> Iterator[int]:

@@ -473,6 +473,13 @@ class Admin(Person, type_id=4):
         "source or target is missing",
         "(MappingMixin, Base, source=Board, target=Pin)",
     ),
+    "a mapping whose ends are given twice": changed(
+        LIKES.replace("MappingMixin", "MappingMixin[User, Post]", 1),
+        ", source=User, target=Post",
+        "",
+        "source and target are given twice",
+        "leave out source= and target=",
+    ),
     "a mapping before no base": changed(
         LIKES.replace("MappingMixin, Base", "MappingMixin"),
         "MappingMixin",

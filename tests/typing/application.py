@@ -19,6 +19,7 @@ from sqla_shard import (
     MappingMixin,
     ObjectId,
     ObjectMixin,
+    Page,
     ShardSession,
     unpack,
 )
@@ -106,6 +107,24 @@ def listing(session: ShardSession, user_id: int) -> None:
     UserFollowsUser.append(session, user_id, user_id)
     followed = select(UserFollowsUser.followee_id).order_by(UserFollowsUser.sequence)
     assert_type(session.scalars(followed).all(), Sequence[int])
+
+
+class UserReadsPosts(MappingMixin[User, "Post"], Base):
+    post_id: Mapped[int]
+
+
+class Post(ObjectMixin, Base, type_id=4):
+    __tablename__ = "posts"
+
+
+def targets(session: ShardSession, user_id: int) -> None:
+    page = UserReadsPosts.page(session, user_id, targets=True)
+    assert_type(page, Page[UserReadsPosts])
+    for row in page:
+        assert_type(row.target, Post | None)
+        assert_type(row.source, User | None)
+        assert_type(row.post_id, int)
+        assert_type(row.sequence, int)
 
 
 class UserEmail(LookupMixin, Base, target=User, normalize=normalization.email):

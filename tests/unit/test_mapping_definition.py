@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import BigInteger, Column, Index, inspect, Integer, String, Table
@@ -23,6 +23,9 @@ from sqla_shard import blob_field, KeyspaceMixin, MappingMixin, ObjectMixin, pac
 from sqla_shard.exc import ClassDefinitionError
 from sqla_shard.models.mapping_list import statements_of
 from sqla_shard.planning import spec_of
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def make_base(kind: Any = DeclarativeBase, **namespace: Any) -> Any:
@@ -177,6 +180,34 @@ def test_share_through_an_abstract_base(base, board_and_pin):
     assert one is not BoardHadPins.__sqla_shard_mapping__
     BoardHasPins.on_narrow_gap(print)
     assert BoardHadPins.__sqla_shard_mapping__.callbacks == []
+
+
+def test_source_and_target_are_type_arguments():
+    base = make_base()
+    board, pin = objects(base)
+
+    class BoardHasPins(MappingMixin[board, "Pin"], base):
+        target: Mapped[pin | None]
+
+    class Listed(MappingMixin[S, T], base):
+        __abstract__ = True
+
+    class BoardHadPins(Listed[board, pin], base, source=board, target=pin):
+        pass
+
+    configure_mappers()
+    for one in (BoardHasPins, BoardHadPins):
+        assert one.__table__.c.keys() == ["board_id", "pin_id", "sequence"]
+        assert inspect(one).relationships.target.entity.class_ is pin
+
+
+def test_source_and_target_are_given_once():
+    base = make_base()
+    board, pin = objects(base)
+    with pytest.raises(ClassDefinitionError, match="source and target are given twice"):
+
+        class BoardHasPins(MappingMixin[board, pin], base, source=board):
+            pass
 
 
 REFUSED = [
