@@ -5,8 +5,7 @@ one namespace per page, in an empty directory, on SQLite.  The blocks around
 it are not decoration either:
 
 * a block with a file name (``:caption:`` in docs, ``<!-- file: name -->`` in
-  the README) becomes that file; one of Python is imported or started later; one
-  of class ``changes`` has the classes and imports of that file that change;
+  the README) becomes that file; one of Python is imported or started later;
 * a block of class ``output`` has to be what was printed since the last one,
   with ``...`` for what is different each time; what is printed must be shown;
 * ``console`` blocks are executed too: ``$ python file.py``, ``$ sqla-shard``,
@@ -21,7 +20,6 @@ before each.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import doctest
 import importlib
@@ -61,8 +59,6 @@ from tests.workers.warm import WarmPython
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "tutorial.rst"
-#: Pages that go on with the files of another than that.
-BEFORE = {DOCS / "tutorial-migrations.rst": DOCS / "tutorial-pinboard.rst"}
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.rst"))]
 
 #: Values for the placeholders of topologies that are shown.
@@ -171,19 +167,6 @@ def _comment(lines: list[str], number: int, pattern: str) -> str | None:
     return match[1] if match else None
 
 
-def changed(source: str, change: str) -> str:
-    """Return a module with other classes and imports of some names."""
-
-    def parts(code: str) -> dict[str, str]:
-        return {
-            getattr(node, "name", getattr(node, "module", text)): text
-            for node in ast.parse(code).body
-            for text in [ast.unparse(node)]
-        }
-
-    return "\n".join((parts(source) | parts(change)).values()) + "\n"
-
-
 # -- running them ----------------------------------------------------------
 
 
@@ -212,10 +195,7 @@ class Runner:
         elif block.file:
             path = Path(block.file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            code = block.code + "\n"
-            if "changes" in block.classes:
-                code = changed(path.read_text("utf-8"), code)
-            path.write_text(code, "utf-8")
+            path.write_text(block.code + "\n", "utf-8")
         elif block.language == "python":
             self.execute(block)
         elif block.language == "console":
@@ -382,10 +362,9 @@ def run_page(
     blocks = blocks_of(page)
     if live:
         blocks = [on_servers(block, live) for block in blocks]
-    before = BEFORE.get(page, TUTORIAL)
-    if page != before and any("from models" in b.code for b in blocks):
+    if page != TUTORIAL and any("from models" in b.code for b in blocks):
         # Later pages go on with the files of the tutorial.
-        for block in blocks_of(before):
+        for block in blocks_of(TUTORIAL):
             if block.file and not Path(block.file).exists():
                 Path(block.file).parent.mkdir(parents=True, exist_ok=True)
                 Path(block.file).write_text(block.code + "\n", "utf-8")
@@ -426,7 +405,6 @@ LONG = {
     DOCS / "howto" / "provision.rst",
     DOCS / "howto" / "testing.rst",
     DOCS / "reference" / "cli.rst",
-    DOCS / "tutorial-migrations.rst",
     DOCS / "tutorial-port.rst",
 }
 
