@@ -38,8 +38,7 @@ class TestGenerating(Generating):
     portable = False
 
 
-class TestCreatingPortably(Creating):
-    pass
+TestCreatingPortably = Creating
 
 
 #: The type and the default of ts are the longest that there is.
@@ -135,8 +134,7 @@ class TestFinding(Finding):
     same = SAME + SERVER_SAME
 
 
-class TestReferences(reference_tables.Generating):
-    pass
+TestReferences = reference_tables.Generating
 
 
 class TestLinkTables(reference_tables.Generating):

@@ -74,8 +74,7 @@ class Backends(Suite, _GenericBackendTestSuite):
         super().test_region_expire()
 
 
-class TestBackend(Backends):
-    pass
+TestBackend = Backends
 
 
 class TestSerializer(Suite, _GenericSerializerTestSuite, _GenericBackendFixture):

@@ -43,17 +43,7 @@ def mark(rng):
     return f"{rng.getrandbits(64):x}"
 
 
-class TestValues(cache_store.Values):
-    pass
-
-
-class TestLeases(cache_store.Leases):
-    pass
-
-
-class TestTombstones(cache_store.Tombstones):
-    pass
-
-
-class TestTaken(cache_store.Taken):
-    pass
+TestValues = cache_store.Values
+TestLeases = cache_store.Leases
+TestTombstones = cache_store.Tombstones
+TestTaken = cache_store.Taken

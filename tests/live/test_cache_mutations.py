@@ -17,12 +17,8 @@ pytestmark = pytest.mark.live
 cluster = cached_on_servers("cachemutations")
 
 
-class TestMutated(cache_mutations.Mutated):
-    pass
-
-
-class TestWrongCells(cache_mutations.WrongCells):
-    pass
+TestMutated = cache_mutations.Mutated
+TestWrongCells = cache_mutations.WrongCells
 
 
 class TestControl(cache_mutations.Mutated):

@@ -20,8 +20,7 @@ DATABASE = "db_outbox_internal"
 cluster = operations_on_servers("outbox")
 
 
-class TestOutbox(outbox.Outbox):
-    pass
+TestOutbox = outbox.Outbox
 
 
 def test_shards_of_earlier_releases_get_the_table(

@@ -50,16 +50,9 @@ def mark(rng):
     return f"{rng.getrandbits(64):x}"
 
 
-class TestValues(cache_store.Values):
-    pass
-
-
-class TestLeases(cache_store.Leases):
-    pass
-
-
-class TestTombstones(cache_store.Tombstones):
-    pass
+TestValues = cache_store.Values
+TestLeases = cache_store.Leases
+TestTombstones = cache_store.Tombstones
 
 
 def test_opened_as_a_region(server, mark):

@@ -13,8 +13,7 @@ pytestmark = pytest.mark.live
 cluster = cached_on_servers("cachedcosts")
 
 
-class TestCosts(cached_costs.Costs):
-    pass
+TestCosts = cached_costs.Costs
 
 
 @pytest.fixture

@@ -35,5 +35,4 @@ def scene(server_kind, tmp_path_factory):
         )
 
 
-class TestWithoutAServer(unread.Unread):
-    pass
+TestWithoutAServer = unread.Unread

@@ -76,16 +76,9 @@ def scene(zookeeper_server, tmp_path, forks):
     return scene_at(zookeeper_server.hosts, tmp_path, forks)
 
 
-class TestApplying(fleet_journal.Applying):
-    pass
-
-
-class TestKilling(fleet_journal.Killing):
-    pass
-
-
-class TestHolding(fleet_journal.Holding):
-    pass
+TestApplying = fleet_journal.Applying
+TestKilling = fleet_journal.Killing
+TestHolding = fleet_journal.Holding
 
 
 @pytest.mark.thorough

@@ -16,12 +16,8 @@ cluster = lookups_on_servers("lktables")
 database = databases_on_servers("db_lkgenerate")
 
 
-class TestGenerating(lookup_tables.Generating):
-    pass
-
-
-class TestDrifting(lookup_tables.Drifting):
-    pass
+TestGenerating = lookup_tables.Generating
+TestDrifting = lookup_tables.Drifting
 
 
 class TestPlans(Suite):

@@ -30,8 +30,7 @@ SECONDS = 60
 cluster = operations_on_servers("outcomes")
 
 
-class TestOutcomes(operation_outcomes.Outcomes):
-    pass
+TestOutcomes = operation_outcomes.Outcomes
 
 
 class TestDeadlocks(Suite):
@@ -115,5 +114,4 @@ autocommitting = operations_on_servers(
 )
 
 
-class TestAutocommit(operation_outcomes.Autocommit):
-    pass
+TestAutocommit = operation_outcomes.Autocommit

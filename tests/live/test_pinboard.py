@@ -52,12 +52,8 @@ def cluster(document: Any) -> Iterator[Cluster]:
         yield cluster
 
 
-class TestSigningUp(SigningUp):
-    pass
-
-
-class TestRelations(Relations):
-    pass
+TestSigningUp = SigningUp
+TestRelations = Relations
 
 
 def test_a_pin_removed_while_it_is_restored_can_be_found(

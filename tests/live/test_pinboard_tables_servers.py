@@ -39,5 +39,4 @@ def make_cluster(fleet: ServerFleet[Any]) -> Iterator[MakeCluster]:
         yield make
 
 
-class TestTables(Tables):
-    pass
+TestTables = Tables

@@ -26,12 +26,8 @@ class TestAlone(reference_reading.Alone):
     connections = 1
 
 
-class TestWithObjects(reference_reading.WithObjects):
-    pass
-
-
-class TestWritten(reference_writing.Written):
-    pass
+TestWithObjects = reference_reading.WithObjects
+TestWritten = reference_writing.Written
 
 
 class TestRefused(reference_writing.Refused):
@@ -52,16 +48,9 @@ class TestRefused(reference_writing.Refused):
         }
 
 
-class TestRacing(reference_writing.Racing):
-    pass
-
-
-class TestVerified(reference_verifying.Verified):
-    pass
-
-
-class TestDrifting(reference_tables.Drifting):
-    pass
+TestRacing = reference_writing.Racing
+TestVerified = reference_verifying.Verified
+TestDrifting = reference_tables.Drifting
 
 
 class TestGrown(reference_verifying.Grown):

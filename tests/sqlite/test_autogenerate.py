@@ -24,8 +24,7 @@ from tests.suites.autogenerating import BOTH, Finding, Generating
 database = databases_on_sqlite()
 
 
-class TestGenerating(Generating):
-    pass
+TestGenerating = Generating
 
 
 class TestFinding(Finding):
@@ -140,8 +139,7 @@ def test_comments_of_users_on_a_table_stay(database: Any, tmp_path: Path) -> Non
     assert spec_of(metadata.tables["things"]).type_id == 1
 
 
-class TestReferences(reference_tables.Generating):
-    pass
+TestReferences = reference_tables.Generating
 
 
 class TestLinkTables(reference_tables.Generating):

@@ -14,8 +14,7 @@ from tests.suites import outbox
 cluster = operations_on_sqlite()
 
 
-class TestOutbox(outbox.Outbox):
-    pass
+TestOutbox = outbox.Outbox
 
 
 def test_the_table_that_alembic_makes_is_the_same(tmp_path: Path) -> None:

@@ -21,12 +21,8 @@ cluster = lookups_on_sqlite()
 database = databases_on_sqlite()
 
 
-class TestGenerating(lookup_tables.Generating):
-    pass
-
-
-class TestDrifting(lookup_tables.Drifting):
-    pass
+TestGenerating = lookup_tables.Generating
+TestDrifting = lookup_tables.Drifting
 
 
 def lookup_in(keyspace: str | None) -> Any:

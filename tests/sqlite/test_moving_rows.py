@@ -18,12 +18,8 @@ def engine(tmp_path):
     engine.dispose()
 
 
-class TestMarking(moving_rows.Marking):
-    pass
-
-
-class TestFencing(moving_rows.Fencing):
-    pass
+TestMarking = moving_rows.Marking
+TestFencing = moving_rows.Fencing
 
 
 class TestMoving(moving_rows.Moving):

@@ -96,5 +96,4 @@ class TestOutcomes(operation_outcomes.Outcomes):
 autocommitting = operations_on_sqlite(engine_options={"isolation_level": "AUTOCOMMIT"})
 
 
-class TestAutocommit(operation_outcomes.Autocommit):
-    pass
+TestAutocommit = operation_outcomes.Autocommit

@@ -31,12 +31,8 @@ def cluster(document: Any) -> Iterator[Cluster]:
         yield cluster
 
 
-class TestSigningUp(SigningUp):
-    pass
-
-
-class TestRelations(Relations):
-    pass
+TestSigningUp = SigningUp
+TestRelations = Relations
 
 
 def test_samples_of_a_version_without_addresses(tmp_path: Path) -> None:

@@ -39,8 +39,7 @@ def make_cluster(tmp_path: Path) -> Iterator[MakeCluster]:
         yield make
 
 
-class TestTables(Tables):
-    pass
+TestTables = Tables
 
 
 @pytest.mark.parametrize("revised", [True, False])

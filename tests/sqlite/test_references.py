@@ -13,33 +13,11 @@ from tests.suites import (
 cluster = REFERENCES.on_sqlite()
 
 
-class TestAlone(reference_reading.Alone):
-    pass
-
-
-class TestWithObjects(reference_reading.WithObjects):
-    pass
-
-
-class TestWritten(reference_writing.Written):
-    pass
-
-
-class TestRefused(reference_writing.Refused):
-    pass
-
-
-class TestRacing(reference_writing.Racing):
-    pass
-
-
-class TestVerified(reference_verifying.Verified):
-    pass
-
-
-class TestDrifting(reference_tables.Drifting):
-    pass
-
-
-class TestGrown(reference_verifying.Grown):
-    pass
+TestAlone = reference_reading.Alone
+TestWithObjects = reference_reading.WithObjects
+TestWritten = reference_writing.Written
+TestRefused = reference_writing.Refused
+TestRacing = reference_writing.Racing
+TestVerified = reference_verifying.Verified
+TestDrifting = reference_tables.Drifting
+TestGrown = reference_verifying.Grown

@@ -35,20 +35,10 @@ def mark():
     return "test"
 
 
-class TestValues(cache_store.Values):
-    pass
-
-
-class TestLeases(cache_store.Leases):
-    pass
-
-
-class TestTombstones(cache_store.Tombstones):
-    pass
-
-
-class TestTaken(cache_store.Taken):
-    pass
+TestValues = cache_store.Values
+TestLeases = cache_store.Leases
+TestTombstones = cache_store.Tombstones
+TestTaken = cache_store.Taken
 
 
 def test_the_oldest_make_way_but_never_a_tombstone():

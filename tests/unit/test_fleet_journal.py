@@ -40,16 +40,9 @@ def scene(tmp_path, forks):
     return fleet_journal.Scene(location=str(path), folder=tmp_path, forks=forks)
 
 
-class TestApplying(fleet_journal.Applying):
-    pass
-
-
-class TestKilling(fleet_journal.Killing):
-    pass
-
-
-class TestHolding(fleet_journal.Holding):
-    pass
+TestApplying = fleet_journal.Applying
+TestKilling = fleet_journal.Killing
+TestHolding = fleet_journal.Holding
 
 
 def test_a_stopped_process_has_its_lock_and_goes_on(scene):

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from tests.suites.remedy_classes import Definitions
 
-
-class TestDefinitions(Definitions):
-    pass
+TestDefinitions = Definitions
