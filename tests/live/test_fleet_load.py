@@ -40,7 +40,6 @@ from tests.servers.load_checks import rows_at
 from tests.servers.load_log import ACKNOWLEDGED, Attempt
 from tests.servers.published import connect_to
 from tests.servers.server_statements import let_root_write, standby_state, words
-from tests.servers.writing_load import DENSE
 
 pytestmark = [pytest.mark.live, pytest.mark.thorough]
 
@@ -439,7 +438,7 @@ def after_a_timeout(scene, load, monkeypatch):
     ids=lambda fn: fn.__name__,
 )
 def test_losses_are_found(new_scene, control, monkeypatch, say):
-    with new_scene.writing(options=DENSE) as load:
+    with new_scene.writing() as load:
         control(new_scene, load, monkeypatch)
         # A writer that looks for a row which is lost writes none.
         load.wait_for_acks(10)

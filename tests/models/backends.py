@@ -10,7 +10,6 @@ one backend takes :meth:`Clusters.on_sqlite` or :meth:`Clusters.on_servers`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from sqla_shard import Cluster
 from sqla_shard.ids import IdLayout
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing.server_fleet import ServerFleet
+from tests.models.kept_databases import kept_databases
 from tests.models.layouts import with_layout
 from tests.servers.in_loop import InLoop
 from tests.servers.kinds import Kind
@@ -169,58 +169,73 @@ class Clusters:
     ) -> Iterator[Cluster]:
         """Yield a cluster on a backend, with empty tables.
 
-        :param name: part of the names of its databases; by default that of
-            the module.
+        :param name: part of the names of its databases, which are its own; by
+            default it has those of another one that has ended.
         """
-        stem = re.sub("[^a-z]", "", f"{request.path.stem}{on.name}")
         made = self._on_servers if on.live else self._on_sqlite
         options = {**self.options, **on.options}
         if options.get("driver") == "mysqldb":
             request.getfixturevalue("mysqlclient_installed")
         with (
-            made(request, on, name or stem) as document,
+            made(request, on, name) as document,
             Cluster.from_topology(document, **options) as cluster,
+            self.prepare(cluster, request, on),
         ):
-            cluster.create_all(self.metadata)
-            with self.prepare(cluster, request, on):
-                if not on.in_loop:
-                    yield cluster
-                else:
-                    in_loop = InLoop(cluster)
-                    yield in_loop
-                    # Or the module has tested nothing that it should.
-                    assert in_loop.connections
+            if not on.in_loop:
+                yield cluster
+            else:
+                in_loop = InLoop(cluster)
+                yield in_loop
+                # Or the module has tested nothing that it should.
+                assert in_loop.connections
 
     @contextmanager
     def _on_sqlite(
         self, request: pytest.FixtureRequest, on: On, name: str
     ) -> Iterator[dict[str, Any]]:
         factory = request.getfixturevalue("tmp_path_factory")
-        yield self._with_globals(
+        document = self._with_globals(
             sqlite_topology(
                 factory.mktemp("cluster"), 2, self.shards, main=True, lookup=self.lookup
             ),
             "{}",
         )
+        self._create_tables(document)
+        yield document
 
     @contextmanager
     def _on_servers(
         self, request: pytest.FixtureRequest, on: On, name: str
     ) -> Iterator[dict[str, Any]]:
         fleet: ServerFleet[Any] = request.getfixturevalue(f"{on.kind}_fleet")
-        document = self._with_globals(
-            fleet.topology_mapping(
-                shards=self.shards,
-                database=f"db_{name}_{{shard:05d}}",
-                main=True,
-                lookup=self.lookup,
-                lookup_database=f"lookup_{name}_{{shard:05d}}",
-            ),
-            f"main_{name}_{{}}",
-        )
+
+        def document_of(stem: str) -> dict[str, Any]:
+            return self._with_globals(
+                fleet.topology_mapping(
+                    shards=self.shards,
+                    database=f"db{stem}{{shard:05d}}",
+                    main=True,
+                    lookup=self.lookup,
+                    lookup_database=f"lookup{stem}{{shard:05d}}",
+                ),
+                f"main{stem}{{}}",
+            )
+
+        if not name:
+            more = tuple(self.more.items())
+            key = (self.metadata, self.shards, self.main, self.lookup, more)
+            with kept_databases(fleet, key, document_of, self._create_tables) as kept:
+                yield kept
+            return
+        document = document_of(f"_{name}_")
         fleet.drop_databases(document)
+        self._create_tables(document)
         yield document
         fleet.drop_databases(document)
+
+    def _create_tables(self, document: dict[str, Any]) -> None:
+        with Cluster.from_topology(document) as cluster:
+            cluster.create_all(self.metadata)
 
     def _with_globals(self, document: dict[str, Any], database: str) -> dict[str, Any]:
         first = document["keyspaces"].pop("main")

@@ -33,8 +33,7 @@ class Suite:
     @classmethod
     def cluster(cls, request, backend: On) -> Iterator[Cluster]:
         clusters = Clusters(cls.metadata, SHARDS, main=cls.main, options=cls.options)
-        name = cls.__name__.lower()
-        with clusters.open(request, backend, name) as cluster:
+        with clusters.open(request, backend) as cluster:
             yield cluster
 
     @pytest.fixture

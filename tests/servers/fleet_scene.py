@@ -21,7 +21,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -220,13 +220,10 @@ class FleetScene:
     # -- writing ----------------------------------------------------------
 
     @contextlib.contextmanager
-    def writing(
-        self, *, acks: int = 60, options: Mapping[str, float] = {}
-    ) -> Iterator[Load]:
+    def writing(self, *, acks: int = 60) -> Iterator[Load]:
         """Write until the end of the block; collect the attempts.
 
         :param acks: acknowledged writes to wait for before the block.
-        :param options: for :class:`.Load`.
         """
         number = next(_numbers)
         folder = self.folder / f"load{number}"
@@ -243,7 +240,6 @@ class FleetScene:
                 seed=f"{self.seed} {number}",
                 processes=self._writers,
                 prefix=f"w{number}-",
-                **options,
             ) as load,
             Load(
                 RawWriter(path=stale / "topology.json", selects=True, lost="abandoned"),

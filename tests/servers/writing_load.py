@@ -28,7 +28,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -37,9 +37,6 @@ from typing import Any, TextIO
 
 from tests.servers.load_log import ACKNOWLEDGED, Attempt, line_of, LogReader
 from tests.servers.load_writers import Failed, Write
-
-#: For tests that must find a loss: always some token is being written.
-DENSE: Mapping[str, float] = {"pause": 0.005, "rest": 0.0}
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
