@@ -279,7 +279,6 @@ def test_65536_shards_are_drawn_in_a_second(
     assert min(times) < 1000
 
 
-@pytest.mark.slow_on_servers  # limits of the client end
 def test_a_server_that_hangs_delays_no_page(
     scene: DashboardScene, enter: Callable[..., Visitor]
 ) -> None:

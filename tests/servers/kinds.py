@@ -61,8 +61,8 @@ def own_fleet(servers: int, shards: int, **options: Any) -> Any:
     return fleet
 
 
-#: The kind of server of modules that take long and whose subject is another
-#: one, such as a cache, a command or an example.
+#: The kind of server of modules, and of tests, that take long and whose subject
+#: is another one, such as a cache, a command or an example.
 _ONE = {
     **dict.fromkeys(
         (
@@ -85,8 +85,10 @@ _ONE = {
     ),
     **dict.fromkeys(
         (
+            "test_browser_dashboard",
             "test_cache_protocol",
             "test_cli_unread_servers",
+            "test_docs.test_code_runs_on_real_servers",
             "test_following_zookeeper",
             "test_follows_killed",
             "test_frozen_commands",
@@ -125,5 +127,6 @@ def kinds_of(test: pytest.Function) -> list[str]:
         return names
     if test.get_closest_marker("slow_on_servers") is not None:
         return names[:1]
-    one = _ONE.get(test.path.stem)
+    stem = test.path.stem
+    one = _ONE.get(stem) or _ONE.get(f"{stem}.{test.originalname}")
     return names if one is None else [one]
