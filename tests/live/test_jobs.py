@@ -213,6 +213,10 @@ def test_reads_use_the_index(cluster: Cluster, near: int) -> None:
     assert len(jobs) == 50
     assert [(g.shard_id, g.priority) for g in groups] == [(1, 2)]
     assert check_reads(log, place.engine, 300) >= 4
+    # Of the shards without work no table is read.
+    looks = [one for one in log.executions if "UNION ALL" in one.statement]
+    assert len(looks) == 2
+    assert not any(explain(place.engine, one) for one in looks)
 
 
 def test_reads_of_an_operator_use_the_index(
