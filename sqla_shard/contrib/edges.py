@@ -35,6 +35,7 @@ from sqlalchemy import (
     select,
     SmallInteger,
     Table,
+    tuple_,
     type_coerce,
     union,
     union_all,
@@ -58,6 +59,9 @@ from sqla_shard.types import ObjectRef
 
 #: Most targets whose SELECT is built for their number.
 _LISTED = 50
+#: Most edges that a statement locks.  MariaDB makes a join of a list of 1,000,
+#: which locks all rows.
+_LOCKED = 250
 
 
 class FollowKind(IntEnum):
@@ -211,14 +215,24 @@ class EdgeTable:
         self._one = select(*self._edge).where(
             self.source_id == bindparam("source"), self.target_id == bindparam("target")
         )
-        some = (
+        self._kinds = select(self.target_id, self.kind).where(
             self.source_id == bindparam("source"),
             self.target_id.in_(bindparam("targets", expanding=True)),
         )
-        self._kinds = select(self.target_id, self.kind).where(*some)
-        self._some_locked = (
-            select(self.target_id, *self._edge).where(*some).with_for_update()
+        self._pairs_locked = (
+            select(self.source_id, self.target_id, *self._edge)
+            .where(
+                tuple_(self.source_id, self.target_id).in_(
+                    bindparam("pairs", expanding=True)
+                )
+            )
+            .with_for_update()
         )
+        for server in ("mysql", "mariadb"):
+            # Of a table of a few rows the server would read, and lock, all.
+            self._pairs_locked = self._pairs_locked.with_hint(
+                self.table, "FORCE INDEX (PRIMARY)", server
+            )
 
     def place(self, session: ShardSession, source_id: int) -> Place:
         """Return the location of the rows of an object."""
@@ -264,17 +278,15 @@ class EdgeTable:
         self._execute(
             session, place, self._missing, [(pair, Edge()) for pair, _ in rows]
         )
-        targets: dict[int, list[int]] = {}
-        for (source_id, target_id), _ in rows:
-            targets.setdefault(source_id, []).append(target_id)
+        pairs = [pair for pair, _ in rows]
         before: dict[Pair, Edge] = {}
-        for source_id, target_ids in targets.items():
+        for start in range(0, len(pairs), _LOCKED):
             for row in session.execute(
-                self._some_locked,
-                {"source": source_id, "targets": target_ids},
+                self._pairs_locked,
+                {"pairs": pairs[start : start + _LOCKED]},
                 bind_arguments={"place": place},
             ):
-                before[source_id, row[0]] = Edge(*row[1:])
+                before[row[0], row[1]] = Edge(*row[2:])
         moves = []
         for pair, edge in rows:
             if edge.version >= before[pair].version:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from sqlalchemy import delete
 
-from sqla_shard import Cluster
+from sqla_shard import Cluster, pack
 from sqla_shard.contrib import FollowKind
 from sqla_shard.contrib.edges import Edge
+from sqla_shard.testing import StatementLog
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.backends import Clusters
@@ -54,3 +56,22 @@ def test_counted_again_while_an_edge_is_written(
         assert counts.differing(session, place, [star]) == []
         found = follows.count_followers(session, star)
     assert found[FollowKind.EXPLICIT] == 2
+
+
+def test_many_edges_are_locked_together(
+    fleet: ServerFleet[Any], cluster: Cluster
+) -> None:
+    """And the others are not."""
+    ids = [pack(7, 3, number) for number in range(1, 1202)]
+    pairs = itertools.pairwise(ids)
+    rows = [(pair, Edge(FollowKind.EXPLICIT, 0, 1, 1)) for pair in pairs]
+    table, (server,) = follows.users, fleet.servers
+    cluster.run(table.put, rows)
+    with StatementLog() as log, cluster.begin() as session:
+        table.put(session, rows[:1000])
+        place = table.place(session, ids[0])
+        ((free,),) = server.root_execute(
+            f"SELECT COUNT(*) FROM {place.schema}.{table.name} FOR UPDATE SKIP LOCKED"
+        )
+    assert int(free) == 200
+    assert len([one for one in log.executions if "FOR UPDATE" in one.statement]) == 4
