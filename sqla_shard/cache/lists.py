@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import pairwise
+from operator import gt
 from typing import Any
 
 from sqlalchemy import literal, union_all
@@ -57,9 +57,7 @@ class FirstRows:
     def is_in_order(self) -> bool:
         """Whether the rows are newest first, with each target once."""
         keys = self.keys
-        return len(self.sequences) == len(keys) and all(
-            one > other for one, other in pairwise(keys)
-        )
+        return len(self.sequences) == len(keys) and all(map(gt, keys, keys[1:]))
 
     @cached_property
     def keys(self) -> list[tuple[int, int]]:
@@ -229,9 +227,9 @@ class ListCache(RowCache):
         if type(is_whole) is not bool or type(rows) is not list:
             return None
         accepts, at = self.row_checks(place).accepts, self._source_at
-        if len(rows) > self.most or not all(
-            accepts(row) and row[at] == source_id for row in rows
-        ):
+        if len(rows) > self.most or not all(map(accepts, rows)):
+            return None
+        if rows and {row[at] for row in rows} != {source_id}:
             return None
         prefix = FirstRows(rows, is_whole, self.at)
         return prefix if prefix.is_in_order else None

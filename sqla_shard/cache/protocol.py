@@ -155,7 +155,7 @@ class CacheCounters:
         """
         counts = {
             "hits": hits,
-            "bytes_read": sum(len(one.value) for one in found.values()),
+            "bytes_read": sum([len(one.value) for one in found.values()]),
             "seconds": seconds,
         }
         if hits != len(found):

@@ -17,6 +17,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from secrets import token_hex
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -372,7 +373,7 @@ class RowCache:
             for key, group in rows.items():
                 found.update(self.load_objects(session, place, {key: group}))
             return found
-        return {key: [next(objects) for _ in group] for key, group in rows.items()}
+        return {key: list(islice(objects, len(group))) for key, group in rows.items()}
 
     def _instances(
         self, session: ShardSession, place: Place, rows: Sequence[Sequence[Any]]

@@ -513,7 +513,9 @@ def blob_of(instance: Any) -> Blob:
 
 def new_blob(instance: Any) -> Blob:
     """Give a new object an empty blob; return the blob."""
-    instance.data = Blob.__new__(Blob)
+    blob = Blob.__new__(Blob)
+    blob._parents = {}
+    instance.data = blob
     data: Blob = instance.__dict__["data"]
     data.from_fields = True
     return data

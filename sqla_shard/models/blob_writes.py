@@ -285,7 +285,7 @@ def write_blob(mapper: Mapper[Any], connection: Connection, target: Any) -> None
     statements = _statements_of(mapper, state)
     text = encode_blob(blob, statements.max_bytes)
     if text != blob.source:
-        remember_written(state)
+        remember_written(state, blob)
         choose_dictionary(mapper, connection, target)
         values = {"object_id": state.identity[0]}
         if statements.version is not None:
@@ -331,10 +331,10 @@ def show_change(mapper: Mapper[Any], connection: Connection, target: Any) -> Non
         state.committed_state["data"] = written[1]
 
 
-def remember_written(state: Any) -> None:
+def remember_written(state: Any, blob: Blob) -> None:
     """Save the text of a blob before a flush writes the blob."""
     assigned = state.committed_state.get("data", NO_VALUE)
-    _written(state)[state] = (state.dict["data"].source, assigned)
+    _written(state)[state] = (blob.source, assigned)
 
 
 def forget_written(session: Session, *context: Any) -> None:

@@ -514,7 +514,10 @@ class _FieldImpl(_ScalarImpl):  # type: ignore[misc]  # of two versions
         if value is MISSING:
             return
         blob = dict_.get("data")
-        if blob is None:
+        if blob is None and state.key is None:
+            # A new object: nothing can be loaded.
+            blob = new_blob(state.obj())
+        elif blob is None:
             blob = self._document(state, dict_, PASSIVE_OFF)
         if self.dispatch.set:
             value = self.fire_replace_event(

@@ -337,7 +337,7 @@ def page_of(
     :param back: whether the rows were read backwards.
     """
     shown = found[:limit]
-    keys = tuple(each.key for each in shown)
+    keys = tuple([each.key for each in shown])
     items = [each.row for each in shown]
     onward = turned = None
     if len(found) > limit:
@@ -517,7 +517,8 @@ class _CachedReader:
         return self._found(found), now
 
     def _found(self, numbers: Iterable[int]) -> list[KeyedRow]:
-        return [KeyedRow(i, PositionKey(*self._cached.key(i))) for i in numbers]
+        keys = self._cached.keys
+        return [KeyedRow(i, PositionKey(*keys[i])) for i in numbers]
 
     def present(self, ids: Iterable[int]) -> Mapping[int, PositionKey]:
         found = {i: self._cached.sequence(i) for i in ids}

@@ -533,10 +533,11 @@ class CachedRows:
         found = range(start, min(start + number, count))
         return found if newest_first else [count - 1 - i for i in found]
 
-    def key(self, number: int) -> tuple[int, int]:
-        """Return the key of a row."""
-        key: tuple[int, int] = self._prefix.keys[number]
-        return key
+    @property
+    def keys(self) -> Sequence[tuple[int, int]]:
+        """The keys of the rows."""
+        keys: Sequence[tuple[int, int]] = self._prefix.keys
+        return keys
 
     def sequence(self, target_id: int) -> int | None:
         """Return the sequence of a target; None if it is not in the list.

@@ -230,7 +230,7 @@ def _before_insert(mapper: Any, connection: Any, state: Any) -> None:
 
 def _after_insert(mapper: Any, connection: Any, state: Any) -> None:
     data = state.dict["data"]
-    remember_written(state)
+    remember_written(state, data)
     data.source, data.stored = data.sent, data.sent_stored
     data.from_fields = False
 

@@ -368,14 +368,10 @@ def _has_own_shard(
 
     The shard that is found is that of :func:`place_of`.
     """
-    if (
-        links.is_root
-        and not parents
-        and state.key is None
-        and state.dict.get(links.id_attribute) is None
-        and state.dict.get(REQUESTED) is None
-    ):
-        return False
+    if links.is_root and not parents and state.key is None:
+        values = state.dict
+        if values.get(links.id_attribute) is None and values.get(REQUESTED) is None:
+            return False
     spec = spec_of(state.mapper.local_table)
     if spec.id_index is None:
         return True

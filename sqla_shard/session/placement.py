@@ -213,13 +213,15 @@ def issue_for_objects(session: ShardSession) -> None:
             set_attribute(state.obj(), attribute, new_id)
 
 
-def issue_for_object(session: ShardSession, instance: Any, place: Place) -> None:
-    """Give an id to an object that was added during the flush."""
+def issue_for_object(
+    session: ShardSession, instance: Any, attribute: str, place: Place
+) -> None:
+    """Give an id to an object that was added during the flush.
+
+    :param attribute: that of the id.
+    """
     state = instance_state(instance)
-    attribute = session.issued_attributes[state.mapper]
-    if attribute is None or state.key is not None:
-        return
-    if state.dict.get(attribute) is None:
+    if state.key is None and state.dict.get(attribute) is None:
         (new_id,) = issue(session, state.mapper.local_table, place, 1)
         set_attribute(instance, attribute, new_id)
 

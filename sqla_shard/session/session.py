@@ -39,6 +39,7 @@ from sqlalchemy.orm import (
     Session,
     SessionTransaction,
 )
+from sqlalchemy.orm.attributes import instance_state
 
 from sqla_shard.engine import ExecutionPlan, Places, StatementReports
 from sqla_shard.engine.hooks import TRANSACTION_LOG
@@ -410,7 +411,9 @@ class ShardSession(ShardedSession):
         known = self._flush_views
         if known is None:
             return self._view(place)
-        issue_for_object(self, instance, place)
+        attribute = self.issued_attributes[instance_state(instance).mapper]
+        if attribute is not None:
+            issue_for_object(self, instance, attribute, place)
         # Called for each object: the transaction of a flush stays the same.
         view = known.get(place)
         if view is None:

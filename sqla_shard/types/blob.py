@@ -152,10 +152,6 @@ class Blob(TrackedDict, Mutable):
         """
         return {}
 
-    def _is_unused(self) -> bool:
-        """Return whether it is empty and never was the value of an object."""
-        return not (self or self._parents or self.released or self.source is not None)
-
     @property
     def holders(self) -> list[Any]:
         """The states of the objects that hold the blob."""
@@ -215,8 +211,9 @@ def _before_set(state: Any, value: Any, old: Any, initiator: Any) -> Any:
         value = Blob.coerce(initiator.key, value)
     elif value is old:
         return value
-    elif not value._is_unused():
-        # A blob of another object is copied: a shared one would flag both.
+    elif value or value._parents or value.released or value.source is not None:
+        # A blob with values may be that of another object, which a shared one
+        # would flag too.
         value = Blob(plain(value))
     if isinstance(old, Blob):
         old.released = True

@@ -132,7 +132,7 @@ def test_a_lease_is_used_on_any_connection(server):
         # Two callers at once, so that there is a newer one.
         older, newer = node.begin(["c"]), node.begin(["c"])
         for connection in (older, newer):
-            node.finish(connection, lambda one: one.read_get(["c"], tuple))
+            node.finish(connection, lambda one: one.read_get(["c"]))
         assert len(node._pool.free) == 2
         assert store.fill({"a": (leases["a"], b"1")}, 60) == {"a"}
         assert len(node._pool.free) == 2
@@ -233,7 +233,7 @@ def test_a_child_process_has_no_copy_of_a_connection(server, tmp_path):
             assert state(store, "c") is State.LEASED
 
         in_child(child, tmp_path)
-        answer = node.finish(waiting, lambda one: one.read_get(["nothing"], tuple))
+        answer = node.finish(waiting, lambda one: one.read_get(["nothing"]))
         assert answer == {}
         assert state(store, "d") is State.LEASED
         assert count_sockets_to(server.port) == 2

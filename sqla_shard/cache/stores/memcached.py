@@ -30,7 +30,6 @@ import struct
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from secrets import token_bytes
 from time import time
 from typing import Any, NamedTuple
@@ -517,17 +516,20 @@ def _read(
     node: MemcachedNode, client: MemcachedClient | None, keys: list[str]
 ) -> dict[str, Found]:
     """Return the states of existing keys; of all if the node has failed."""
-    found = None
-    if client is not None:
-        # Leases of a young node are not filled.
-        make = partial(_found, _BLOCKED if node.is_young else _BUSY)
-        found = node.finish(client, MemcachedClient.read_get, keys, make)
-    return dict.fromkeys(keys, _LOST) if found is None else found
+    items = (
+        None if client is None else node.finish(client, MemcachedClient.read_get, keys)
+    )
+    if items is None:
+        return dict.fromkeys(keys, _LOST)
+    # Leases of a young node are not filled.
+    leased = _BLOCKED if node.is_young else _BUSY
+    return {
+        key: Found(State.VALUE, data) if kind == VALUE else _found(leased, kind, data)
+        for key, (kind, data) in items.items()
+    }
 
 
 def _found(leased: Found, kind: bytes, data: bytes) -> Found:
-    if kind == VALUE:
-        return Found(State.VALUE, data)
     if kind == TOMBSTONE and is_tombstone(data):
         return _BLOCKED
     return leased if kind == LEASE else _UNREADABLE

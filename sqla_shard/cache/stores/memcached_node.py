@@ -255,26 +255,22 @@ class MemcachedClient(Client):  # type: ignore[misc]  # it has no annotations
         """Send a ``get``; :meth:`read_get` reads the response."""
         self.sock.sendall(b"get %s\r\n" % " ".join(keys).encode())
 
-    def read_get(
-        self, keys: Sequence[str], make: Callable[[bytes, bytes], T]
-    ) -> dict[str, T]:
-        """Read the response to :meth:`send_get`.
+    def read_get(self, keys: Sequence[str]) -> dict[str, tuple[bytes, bytes]]:
+        """Return the response to :meth:`send_get`: kind and value of each item.
 
         ``get_many()`` would send and wait, node by node.
-
-        :param make: returns the result for the kind and value of an item.
         """
         # Responses of other nodes were read meanwhile, but this one may have
         # arrived in time.
         self.sock.extend(0.2)
         line, value, names = self.sock.line, self.sock.value, set(keys)
-        found: dict[str, T] = {}
+        found = {}
         while (head := line()) != b"END":
             word, name, kind, size = head.split(b" ")
             key = name.decode("ascii")
             if word != b"VALUE" or key not in names:
                 raise malformed_error(head)
-            found[key] = make(kind, value(int(size)))
+            found[key] = kind, value(int(size))
         return self._whole(found)
 
     def lines(self, commands: Iterable[bytes]) -> list[bytes]:

@@ -306,7 +306,10 @@ class _Context(DefaultExecutionContext):
         if column is not None and compiled.is_given(column):
             given = [row.get(column.key) for row in self.compiled_parameters]
             most = 1 if any(map(_is_numbered, given)) else most
-        lengths = [sum(map(_length, row)) for row in self.parameters]
+        lengths = [
+            sum([len(v) if isinstance(v, (str, bytes)) else 20 for v in row])
+            for row in self.parameters
+        ]
         while most > 1 and any(
             sum(lengths[start : start + most]) > _MAX_INSERT_BYTES
             for start in range(0, len(lengths), most)
@@ -464,7 +467,3 @@ class _Context(DefaultExecutionContext):
 def _is_numbered(value: Any) -> bool:
     """Return whether the server replaces an id by the next number."""
     return value is None or value == 0
-
-
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, (str, bytes)) else 20
