@@ -65,11 +65,12 @@ def test_many_edges_are_locked_together(
     ids = [pack(7, 3, number) for number in range(1, 1202)]
     pairs = itertools.pairwise(ids)
     rows = [(pair, Edge(FollowKind.EXPLICIT, 0, 1, 1)) for pair in pairs]
-    table, (server,) = follows.users, fleet.servers
+    table = follows.users
     cluster.run(table.put, rows)
     with StatementLog() as log, cluster.begin() as session:
         table.put(session, rows[:1000])
         place = table.place(session, ids[0])
+        (server,) = [each for each in fleet.servers if each.name == place.server]
         ((free,),) = server.root_execute(
             f"SELECT COUNT(*) FROM {place.schema}.{table.name} FOR UPDATE SKIP LOCKED"
         )
