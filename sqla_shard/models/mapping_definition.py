@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, get_args, get_origin, TypeVar
 
 from sqlalchemy import BigInteger, Column, Index, inspect, Integer, Table
-from sqlalchemy.orm import foreign, Mapped, mapped_column, Mapper, relationship
+from sqlalchemy.orm import foreign, Mapped, mapped_column, Mapper, relationship, synonym
 from sqlalchemy.sql.dml import Update
 
 from sqla_shard.dialects.sql import COUNTING
@@ -260,6 +260,10 @@ def _make_columns(cls: Any, definition: MappingDefinition) -> None:
             cls, default_factory=lambda: None, kw_only=True, repr=False
         ),
     )
+    taken = {name for base in cls.__mro__ for name in vars(base)}
+    for name, end in (("source_id", ends[0]), ("target_id", ends[1])):
+        if name not in taken:
+            setattr(cls, name, synonym(end.column))
     cls.source = _relationship(cls, "source", definition.source)
     cls.target = _relationship(cls, "target", definition.target)
 

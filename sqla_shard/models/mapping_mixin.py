@@ -94,7 +94,8 @@ class MappingMixin(Generic[S, T]):
     """Makes a declarative class a mapping; precedes the base.
 
     ``MappingMixin[Board, Pin]`` is a mapping with this source and target, whose
-    types a type checker knows then.
+    types a type checker knows then.  ``source_id`` and ``target_id``, unless the
+    class has attributes with these names, are other names of the columns.
 
     Class keywords:
 
@@ -144,6 +145,10 @@ class MappingMixin(Generic[S, T]):
     if TYPE_CHECKING:
         sequence: Mapped[int]
         """The position in the list, 0 to ``10**38 - 1``."""
+        source_id: Mapped[int]
+        """The id of the source: another name of its column."""
+        target_id: Mapped[int]
+        """The id of the target: another name of its column."""
         source: Mapped[S | None]
         """The source, loaded on first access; None if not found."""
         target: Mapped[T | None]

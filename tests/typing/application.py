@@ -125,6 +125,10 @@ def targets(session: ShardSession, user_id: int) -> None:
         assert_type(row.source, User | None)
         assert_type(row.post_id, int)
         assert_type(row.sequence, int)
+        assert_type(row.target_id, int)
+    targets = select(UserReadsPosts.target_id)
+    mine = targets.where(UserReadsPosts.source_id == user_id)
+    assert_type(session.scalars(mine).all(), Sequence[int])
 
 
 class UserEmail(LookupMixin, Base, target=User, normalize=normalization.email):

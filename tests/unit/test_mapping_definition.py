@@ -201,6 +201,33 @@ def test_source_and_target_are_type_arguments():
         assert inspect(one).relationships.target.entity.class_ is pin
 
 
+def test_columns_have_other_names():
+    base = make_base()
+    board, pin = objects(base)
+
+    class Numbered:
+        target_id: Mapped[str] = mapped_column(String(9))
+
+    class BoardHasPins(MappingMixin[board, pin], base):
+        pass
+
+    class PinInBoards(Numbered, MappingMixin[pin, board], base):
+        pass
+
+    class Renamed(
+        MappingMixin, base, source=pin, target=board, source_column="source_id"
+    ):
+        pass
+
+    configure_mappers()
+    row = BoardHasPins(source_id=1, target_id=2)
+    assert (row.board_id, row.pin_id) == (1, 2)
+    assert str(BoardHasPins.target_id == 2) == "board_has_pins.pin_id = :pin_id_1"
+    assert str(PinInBoards.source_id == 1) == "pin_in_boards.pin_id = :pin_id_1"
+    assert str(PinInBoards.target_id == "2").startswith("pin_in_boards.target_id = ")
+    assert Renamed.__table__.c.keys() == ["source_id", "board_id", "sequence"]
+
+
 def test_source_and_target_are_given_once():
     base = make_base()
     board, pin = objects(base)
