@@ -21,9 +21,9 @@ from sqla_shard.outbox.invalidations import drain, outbox_size
 from sqla_shard.testing import MemcachedServer, Proxy
 from sqla_shard.testing.local_server import wait_until
 from tests.models.operation_models import Account, Base, points, SHARDS
-from tests.servers.kinds import own_fleet
+from tests.servers.kinds import own_fleet, own_lines
 from tests.servers.memcached import grow_old, nodes
-from tests.servers.operation_servers import own_cluster, own_lines, own_proxied
+from tests.servers.operation_servers import own_cluster, own_proxied
 from tests.suites.cache_store import leased, put, state, token
 from tests.suites.operations import FAR, NEAR, Suite
 from tests.suites.outbox import at_commit, forget_all, leave, rows

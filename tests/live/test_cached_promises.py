@@ -36,7 +36,7 @@ from tests.models.cached_models import (
     stored,
     User,
 )
-from tests.servers.kinds import Kind
+from tests.servers.kinds import Kind, own_lines
 from tests.servers.memcached import nodes
 from tests.suites.outbox import forget_all
 
@@ -79,13 +79,7 @@ def pairs(session: Any, user_ids: list[int]) -> dict[int, list[str]]:
 # -- clusters
 
 
-@pytest.fixture(scope="module")
-def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(Proxy(server.host, server.port, tls=False))
-            for server in fleet.servers
-        ]
+lines = own_lines()
 
 
 @pytest.fixture(scope="module")

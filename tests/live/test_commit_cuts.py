@@ -30,7 +30,7 @@ from sqla_shard.exc import (
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.servers.faults import busy, own_ids, Pin, SERVERS, SHARDS
-from tests.servers.kinds import own_fleet
+from tests.servers.kinds import own_fleet, own_lines
 
 pytestmark = pytest.mark.live
 
@@ -46,13 +46,7 @@ fleet = own_fleet(SERVERS, SHARDS)
 ids = own_ids()
 
 
-@pytest.fixture(scope="module")
-def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(Proxy(server.host, server.port, tls=False))
-            for server in fleet.servers
-        ]
+lines = own_lines()
 
 
 @pytest.fixture(scope="module")

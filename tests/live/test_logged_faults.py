@@ -29,8 +29,8 @@ from tests.models.operation_models import (
     points,
     SHARDS,
 )
-from tests.servers.kinds import own_fleet
-from tests.servers.operation_servers import own_cluster, own_lines, own_proxied
+from tests.servers.kinds import own_fleet, own_lines
+from tests.servers.operation_servers import own_cluster, own_proxied
 from tests.suites.operations import FAR, NEAR, Suite
 
 pytestmark = pytest.mark.live

@@ -23,6 +23,7 @@ from tests.models.lookup_models import (
     UserEmail,
     UserName,
 )
+from tests.servers.kinds import own_lines
 from tests.suites.lookup_registration import finish, named_users, owners, set_name
 
 pytestmark = pytest.mark.live
@@ -32,13 +33,7 @@ _WHENS = ("before", "after")
 cluster = lookups_on_servers("lkreg")
 
 
-@pytest.fixture(scope="module")
-def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(Proxy(server.host, server.port, tls=False))
-            for server in fleet.servers
-        ]
+lines = own_lines()
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import pymysql
 import pytest
 
 from sqla_shard import exc
+from tests.servers.processes import gone
 
 pytestmark = pytest.mark.live
 
@@ -30,14 +30,6 @@ def write(server, number):
 
 def numbers(server):
     return {a for (a,) in server.root_execute("SELECT a FROM db1.t")}
-
-
-def gone(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def test_rows_arrive_with_the_ids_of_their_transactions(server_kind, pair):

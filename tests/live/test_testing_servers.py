@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -25,6 +24,7 @@ from sqla_shard.testing import (
 from sqla_shard.testing.local_server import free_port, wait_until
 from tests.models.follow_models import Base, User
 from tests.servers.command_line import invoke
+from tests.servers.processes import gone, listening
 
 pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("mariadb_installed")]
@@ -40,32 +40,6 @@ def ask(server, sql):
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute(sql)
         return cursor.fetchall()
-
-
-def gone(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def listening(pid):
-    """Return the addresses on which a process listens for TCP."""
-    inodes = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        # One that is closed meanwhile does not listen.
-        with contextlib.suppress(FileNotFoundError):
-            inodes.update(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines():
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                address, _, port = fields[1].partition(":")
-                raw = bytes.fromhex(address)[::-1]
-                found.add((socket.inet_ntoa(raw), int(port, 16)))
-    return found
 
 
 # -- properties of the server ---------------------------------------------

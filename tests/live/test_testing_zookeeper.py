@@ -25,6 +25,7 @@ from sqla_shard.testing import local_server, ZooKeeperEnsemble, ZooKeeperServer
 from sqla_shard.testing.local_server import free_port, wait_until
 from sqla_shard.testing.programs import find_zookeeper
 from sqla_shard.testing.zookeeper import four_letter_word, make_certificates
+from tests.servers.processes import gone, listening
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("zookeeper_installed")]
 
@@ -73,34 +74,6 @@ def connected(hosts, **options):
 def server():
     with ZooKeeperServer() as server:
         yield server
-
-
-def gone(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def listening(pid):
-    """Return the addresses on which a process listens for TCP."""
-    inodes = set()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        # One that is closed meanwhile does not listen.
-        with contextlib.suppress(FileNotFoundError):
-            inodes.add(os.readlink(link))
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines():
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                address, _, port = fields[1].partition(":")
-                # Java's sockets are those of IPv6, with IPv4 in their last
-                # four bytes.
-                raw = bytes.fromhex(address)[-4:][::-1]
-                found.add((socket.inet_ntoa(raw), int(port, 16)))
-    return found
 
 
 # -- one server -----------------------------------------------------------

@@ -6,6 +6,7 @@ A test that asks for the fixture ``server_kind``, or for one that does, such as
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from sqla_shard.testing import (
     MySQLFleet,
     MySQLPair,
     MySQLServer,
+    Proxy,
 )
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.server_fleet import ServerFleet, ServerPair
@@ -59,6 +61,20 @@ def own_fleet(servers: int, shards: int, **options: Any) -> Any:
             yield fleet
 
     return fleet
+
+
+def own_lines() -> Any:
+    """Return a fixture: a proxy before each server of ``fleet``."""
+
+    @pytest.fixture(scope="module")
+    def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
+        with contextlib.ExitStack() as stack:
+            yield [
+                stack.enter_context(Proxy(server.host, server.port, tls=False))
+                for server in fleet.servers
+            ]
+
+    return lines
 
 
 #: The kind of server of modules, and of tests, that take long and whose subject

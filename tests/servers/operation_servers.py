@@ -5,7 +5,6 @@ What is there is read, and repaired, past the proxies.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,20 +14,6 @@ from sqla_shard import Cluster
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.operation_models import Base
-
-
-def own_lines() -> Any:
-    """Return a fixture: a proxy before each server of ``fleet``."""
-
-    @pytest.fixture(scope="module")
-    def lines(fleet: ServerFleet[Any]) -> Iterator[list[Proxy]]:
-        with contextlib.ExitStack() as stack:
-            yield [
-                stack.enter_context(Proxy(server.host, server.port, tls=False))
-                for server in fleet.servers
-            ]
-
-    return lines
 
 
 def own_cluster() -> Any:

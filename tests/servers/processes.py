@@ -42,6 +42,22 @@ def is_running(pid: int) -> bool:
     return state_of(pid) != "Z"
 
 
+def gone(pid: int) -> bool:
+    """Tell whether a process has ended, and its parent has read its status."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Return the addresses on which a process listens for TCP."""
+    found = set()
+    for row in (*sockets_of(pid, "tcp"), *sockets_of(pid, "tcp6")):
+        address, _, port = row.partition(":")
+        # Java's sockets are those of IPv6, with IPv4 in their last four bytes.
+        raw = bytes.fromhex(address)[-4:][::-1]
+        found.add((socket.inet_ntoa(raw), int(port, 16)))
+    return found
+
+
 # -- The sockets of this process.
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import struct
 import uuid
+from functools import partial
 
 import pytest
 
-from sqla_shard.fleet.replay import best_replay, Moment, MySQLReplay
-from sqla_shard.fleet.storage import MANIFEST, Storage
+from sqla_shard.fleet.replay import Moment, MySQLReplay
 from sqla_shard.types.compression import require_zstd
+from tests.unit import test_fleet_replay
 from tests.unit.test_fleet_replay import archive, event, query
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 B = "5b8f9d2e-0c1a-11ee-be56-0242ac120002"
 
-LATER = Moment(time=1500.0)
+replay = partial(test_fleet_replay.replay, kind=MySQLReplay)
 
 
 def begin(*state):
@@ -42,22 +43,6 @@ def truncates(origin, first, last, database="db7"):
         gtid_event(origin, number) + query(b"TRUNCATE a", database)
         for number in range(first, last + 1)
     )
-
-
-def replay(archives, position, moment=LATER):
-    """Return the server, and the names of the transactions."""
-    files = archives[0].files
-    for one in archives:
-        one.write()
-    found, problems = best_replay(
-        MySQLReplay, Storage(str(files)), position, "db7", "new", moment
-    )
-    for one in archives:
-        files.remove(f"{one.folder}/{MANIFEST}")
-    if found is None:
-        return " ".join(map(str, problems))
-    reader = found._reader()
-    return [found.address, *(one.name for one in found._transactions(reader))]
 
 
 def test_what_follows_the_backup_is_taken(tmp_path):

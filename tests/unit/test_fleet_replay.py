@@ -85,13 +85,13 @@ def archive(folder, name, *logs, closed=2000.0):
     )
 
 
-def replay(archives, position, moment=LATER):
+def replay(archives, position, moment=LATER, kind=MariaDBReplay):
     """Return the server, and the names of the transactions."""
     files = archives[0].files
     for one in archives:
         one.write()
     found, problems = best_replay(
-        MariaDBReplay, Storage(str(files)), position, "db7", "new", moment
+        kind, Storage(str(files)), position, "db7", "new", moment
     )
     for one in archives:
         files.remove(f"{one.folder}/{MANIFEST}")
