@@ -199,9 +199,9 @@ def pair_named(topology: Topology, name: str) -> Pair:
         )
     for address in found:
         return Pair(name, _at(entries, address))
-    raise UnknownServerError(
-        server=name, known=tuple(dict.fromkeys(one.name for _, one in entries))
-    )
+    prefix = "{}/" if "/" in name else ""
+    known = [prefix.format(keyspace.name) + one.name for keyspace, one in entries]
+    raise UnknownServerError(server=name, known=tuple(dict.fromkeys(known)))
 
 
 def all_pairs(topology: Topology) -> list[Pair]:

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("kazoo")
 
-from sqla_shard.exc import FleetServerError, FleetSetupError
+from sqla_shard.exc import FleetServerError, FleetSetupError, UnknownServerError
 from sqla_shard.fleet import write_access
 from sqla_shard.fleet.fleet import all_pairs, pair_named
 from sqla_shard.fleet.loss import Acknowledgements, loss_of, SemiSyncProbe
@@ -236,6 +236,8 @@ def test_pairs_of_one_name_are_distinguished():
     assert [pair.name for pair in pairs] == ["x/a", "y/a"]
     for pair in pairs:
         assert pair_named(topology, pair.name).primary == pair.primary
+    with pytest.raises(UnknownServerError, match=r"'z/a' in .* it has x/a, y/a$"):
+        pair_named(topology, "z/a")
 
 
 # -- hooks --------------------------------------------------------------------
