@@ -509,13 +509,11 @@ class LoggingIn:
         )
         try:
             return self._opening(dialect, record, cargs, given)
-        except dialect.loaded_dbapi.Error as error:
-            # The frames of the driver have the password.
-            raise error.with_traceback(None) from error.__cause__
-        except RuntimeError as error:
+        except BaseException as error:
+            _drop_frames(error)
             found = _PACKAGE.search(str(error))
-            if found is None:
-                raise
+            if not isinstance(error, RuntimeError) or found is None:
+                raise error.with_traceback(None) from error.__cause__
             raise dialect.loaded_dbapi.OperationalError(
                 _PLUGIN_ERROR, f"{where}: {_REMEDIES[found[1]]}"
             ) from error
@@ -533,3 +531,15 @@ class LoggingIn:
             raise dialect.loaded_dbapi.OperationalError(
                 _PLUGIN_ERROR, str(error)
             ) from error
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Drop the frames of the driver, which have the password, from an error.
+
+    What it was raised in, which may be an error of the application, is not shown.
+    """
+    one: BaseException | None = error
+    while one is not None and one.__traceback__ is not None:
+        one.__traceback__ = None
+        one.__suppress_context__ = True
+        one = one.__cause__
