@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
 from sqla_shard import Cluster, pack
+from sqla_shard.jobs.claims import JobState
 from sqla_shard.jobs.context import Ending, JobOutcome
-from sqla_shard.jobs.survey import due_jobs, DueGroup
+from sqla_shard.jobs.survey import due_jobs, due_rows, DueGroup
 from sqla_shard.jobs.transactions import exchange
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.benchmarks.servers import new_fleet
@@ -44,14 +46,35 @@ def run() -> None:
             metadata = Base.metadata.__class__()
             Base.metadata.tables["counters"].to_metadata(metadata)
             cluster.create_all(metadata)
-            show(
-                f"one look for work, {_MANY:,} idle shards on 1 server",
-                compare(
-                    {"due_jobs()": lambda: due_jobs(cluster, ["adding"])},
-                    turns=10,
-                    warm_up=2,
-                ),
-            )
+            _look(cluster)
+
+
+def _look(cluster: Cluster) -> None:
+    places = cluster.places.all_places(cluster.places.keyspace(None, "objects"))
+    selects = [
+        f"SELECT {place.shard_id}, MIN(state) FROM {place.schema}.sqla_shard_job"
+        for place in places
+    ]
+    cursor = places[0].engine.raw_connection().driver_connection.cursor()
+
+    def by_hand() -> None:
+        for start in range(0, _MANY, 256):
+            cursor.execute(" UNION ALL ".join(selects[start : start + 256]))
+            assert len(cursor.fetchall()) == 256
+
+    ages = {state: timedelta(0) for state in JobState if state is not JobState.PENDING}
+    show(
+        f"one look for work, {_MANY:,} idle shards on 1 server",
+        compare(
+            {
+                "bare SQL, PyMySQL": by_hand,
+                "due_jobs()": lambda: due_jobs(cluster, ["adding"]),
+                "for the cleanup": lambda: due_rows(cluster, ["adding"], ages),
+            },
+            turns=10,
+            warm_up=2,
+        ),
+    )
 
 
 def _enqueue(cluster: Cluster) -> None:
