@@ -54,7 +54,7 @@ from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.ids import unpack
 from sqla_shard.planning import declare, spec_of
 from sqla_shard.session import ShardSession
-from sqla_shard.session.paging import check_limit, Page, Subject
+from sqla_shard.session.paging import check_limit, Page, Seal, Subject
 from sqla_shard.types import ObjectRef
 
 #: Most targets whose SELECT is built for their number.
@@ -136,7 +136,22 @@ EdgeListener = Callable[[ShardSession, "EdgeTable", Sequence[tuple[Pair, Edge]]]
 
 #: The time and the id of a bound before all edges.
 _NEWEST = (1 << 62, 0)
-_MARK = struct.Struct(">QQ")
+#: What a bookmark of a list contains: the bound of the next page.
+MARK = struct.Struct(">QQ")
+
+
+def unsealed(seal: Seal, bookmark: str, subject: Subject) -> tuple[int, int]:
+    """Return the bound that a bookmark contains.
+
+    :raises InvalidBookmarkError: if it is not a bookmark of this list.
+    """
+    payload = seal.unseal(bookmark, subject)
+    if len(payload) != MARK.size:
+        raise InvalidBookmarkError(
+            "the bookmark is not of this list", bookmark=bookmark
+        )
+    sequence, target_id = MARK.unpack(payload)
+    return sequence, target_id
 
 
 def now() -> int:
@@ -386,18 +401,11 @@ class EdgeTable:
         check_limit(limit)
         subject = Subject(f"{self.name} of {source_id} {sorted(kinds)}")
         seal = session.cluster.seal
-        bound = _NEWEST
-        if after is not None:
-            payload = seal.unseal(after, subject)
-            if len(payload) != _MARK.size:
-                raise InvalidBookmarkError(
-                    "the bookmark is not of this list", bookmark=after
-                )
-            bound = _MARK.unpack(payload)
+        bound = _NEWEST if after is None else unsealed(seal, after, subject)
         found = self.newest(session, source_id, kinds, bound, limit + 1)
         shown, following = found[:limit], None
         if len(found) > limit:
-            mark = _MARK.pack(shown[-1].sequence, shown[-1].id)
+            mark = MARK.pack(shown[-1].sequence, shown[-1].id)
             following = seal.seal(mark, subject)
         return Page(shown, following)
 

@@ -31,7 +31,6 @@ when beginning again.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -56,13 +55,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import mapped_column
 
-from sqla_shard.contrib.edges import BoardChoice, FollowKind, now
+from sqla_shard.contrib.edges import BoardChoice, FollowKind, MARK, now, unsealed
 from sqla_shard.contrib.follows import FOLLOWING, Follows
 from sqla_shard.contrib.redis_stores import Entry, FeedStore, required, RETRY
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.engine import scatter
 from sqla_shard.engine.rendering import Place
-from sqla_shard.exc import FeedStoreError, InvalidBookmarkError
+from sqla_shard.exc import FeedStoreError
 from sqla_shard.ids import unpack
 from sqla_shard.jobs import current_job, task
 from sqla_shard.models.deletion import call, existing, Part, register_belongings, Work
@@ -78,7 +77,6 @@ from sqla_shard.util.logs import careful_log
 __all__ = ["Feed", "FeedItem"]
 
 
-_MARK = struct.Struct(">QQ")
 #: Seconds for which the posts of a user are still added to feeds, after
 #: readers have begun to pull them.
 _OVERLAP = 120.0
@@ -583,14 +581,7 @@ class Feed(FeedTables):
         check_limit(limit)
         subject = Subject(f"{self.posts.name} of the feed of {user_id}")
         seal = session.cluster.seal
-        bound = NEWEST
-        if after is not None:
-            payload = seal.unseal(after, subject)
-            if len(payload) != _MARK.size:
-                raise InvalidBookmarkError(
-                    "the bookmark is not of this feed", bookmark=after
-                )
-            bound = _MARK.unpack(payload)
+        bound = NEWEST if after is None else unsealed(seal, after, subject)
         items: list[FeedItem] = []
         ahead: Bound | None = bound
         # With an earlier snapshot, or the one of the first entries, a post
@@ -605,7 +596,7 @@ class Feed(FeedTables):
         shown, following = items[:limit], None
         if len(items) > limit:
             last = shown[-1]
-            mark = _MARK.pack(last.sequence, self._id_of(last.post))
+            mark = MARK.pack(last.sequence, self._id_of(last.post))
             following = seal.seal(mark, subject)
         return Page(shown, following)
 
