@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Iterator
@@ -195,9 +196,12 @@ def _opened(name: str) -> Iterator[Move]:
             f"{name!r} is not a sqla_shard.migrate.Move", param_hint="MOVE"
         )
     with found.cluster:
+        # To look for cycles among what was imported takes a fifth of a pass.
+        gc.freeze()
         try:
             yield found
         finally:
+            gc.unfreeze()
             found.close()
             found.engine.dispose()
 

@@ -412,8 +412,9 @@ def replicas(move: Move) -> Replicas:
 # -- One pass over all rows of both sides
 
 
-#: Rows of a page.  Those of a shard take a transaction.
-_PAGE = 2000
+#: Rows of a page.  Those of a shard take a transaction; the more of them are in
+#: memory, the longer garbage collection takes.
+_PAGE = 1000
 
 #: Maximum number of characters that are shown of a value.
 _SHOWN = 200

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sqlite3
+import sys
 from collections import Counter
 from contextlib import closing, suppress
 from datetime import UTC
 from functools import partial
 from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -32,7 +35,7 @@ from sqla_shard.exc import (
 from sqla_shard.migrate import Declaration, Lookup, Move, Moved, Owner
 from sqla_shard.migrate.copies import read_images
 from sqla_shard.migrate.marks import KeyPart
-from sqla_shard.migrate.passes import backfill, reconcile, replicas, verify
+from sqla_shard.migrate.passes import backfill, Pass, reconcile, replicas, verify
 from sqla_shard.migrate.stage_changes import copy_waiting, plan, status, Switch
 from sqla_shard.migrate.tables import COPYING, ShardPart
 from sqla_shard.models import normalization
@@ -291,6 +294,22 @@ def test_parts_of_a_backfill(move):
         assert titles(move).keys() == keys
     assert status(move).unclaimed == 0
     assert verify(move).is_equal
+
+
+def test_commands_keep_imports_out_of_garbage_collection(move, monkeypatch):
+    module = SimpleNamespace(move=move)
+    monkeypatch.setitem(sys.modules, "of_the_application", module)
+    counts = []
+
+    def verified(move, **options):
+        counts.append(gc.get_freeze_count())
+        return Pass()
+
+    monkeypatch.setattr("sqla_shard.cli.migrate_commands.verify", verified)
+    before = gc.get_freeze_count()
+    done = CliRunner().invoke(program, ["migrate", "verify", "of_the_application"])
+    assert done.exit_code == 0, done.output
+    assert counts[0] > before >= gc.get_freeze_count()
 
 
 @pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b", "-1/2", "1/0"])
