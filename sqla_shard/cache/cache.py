@@ -167,10 +167,10 @@ class Cache:
         classes: Mapping[Any, str | Cached],
         prefix: str,
     ) -> None:
-        self.prefix = check_prefix(prefix)
+        self.prefix: str = check_prefix(prefix)
         _check_mappings(regions, classes)
         self.classes: tuple[Any, ...] = tuple(classes)
-        self.regions = {
+        self.regions: dict[str, Region] = {
             name: open_region(name, config) for name, config in regions.items()
         }
         self._tallies = {name: CacheCounters(name) for name in self.regions}

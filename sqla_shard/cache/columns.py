@@ -435,7 +435,7 @@ class Columns:
 
     def __init__(self, mapper: Mapper[Any], version: int) -> None:
         self.table: Any = mapper.local_table
-        self.name = mapper.class_.__name__
+        self.name: str = mapper.class_.__name__
         if mapper.polymorphic_on is not None or mapper.inherits is not None:
             raise CacheClassError(
                 "has subclasses or a mapped base class, so an object may span "
@@ -461,7 +461,7 @@ class Columns:
         # Addresses in memory differ between processes: remove them.
         types = [_ADDRESS.sub("", repr(self._named[name].type)) for name in self.names]
         self._row_checks: dict[str, RowChecks] = {}
-        self.digest = digest(FORMAT, version, self.names, types)
+        self.digest: str = digest(FORMAT, version, self.names, types)
 
     def _refuse_name(self) -> None:
         if not _TABLE.fullmatch(str(self.table.name)):

@@ -104,8 +104,8 @@ class FunctionCache:
         parts: Sequence[Any],
     ) -> None:
         self.function = function
-        self.identity = function.__module__, function.__qualname__
-        self.name = ".".join(self.identity)
+        self.identity: tuple[str, str] = function.__module__, function.__qualname__
+        self.name: str = ".".join(self.identity)
         if not isinstance(region, str):
             raise OptionError(
                 "must be the name of a region", option="region", value=region

@@ -117,7 +117,7 @@ class ListCache(RowCache):
         self._source = source
         self._target = target
         names = columns.names
-        self.at = names.index(target.name), names.index("sequence")
+        self.at: tuple[int, int] = names.index(target.name), names.index("sequence")
         self._source_at = names.index(source.name)
         self._statements: dict[int, Any] = {}
 

@@ -239,7 +239,7 @@ class RowCache:
         self.region = region
         self.tally = tally
         self.is_on = True
-        self.head = f"{prefix}:{columns.table.name}:"
+        self.head: str = f"{prefix}:{columns.table.name}:"
         self._has_warned = False
 
     def place(self, session: ShardSession, row_id: int) -> Place:
@@ -471,7 +471,7 @@ class PartSource(Generic[C]):
         self._part = part
         self._places = places = part.places
         head = cache.head
-        self.ids = {f"{head}{row_id}": row_id for row_id in places}
+        self.ids: dict[str, int] = {f"{head}{row_id}": row_id for row_id in places}
         self._tags = cache.tags(part.session, places)
 
 
@@ -494,7 +494,7 @@ class ObjectCache(RowCache):
         super().__init__(columns, region, tally, prefix)
         (self._key,) = columns.table.primary_key.columns
         #: The position of the id in a row.
-        self.index = columns.names.index(self._key.name)
+        self.index: int = columns.names.index(self._key.name)
         self._raw = columns.raw(self._key.label("sqla_shard_key")).where(
             self._key.in_(bindparam(_IDS, expanding=True))
         )

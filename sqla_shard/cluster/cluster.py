@@ -197,7 +197,7 @@ class Cluster(FromSources, EventTarget):
         environ = os.environ if environ is None else environ
         self._seal = seal_of(bookmark_keys, environ)
         #: Takes samples of the statements, for :mod:`sqla_shard.monitor`.
-        self.sampling = Sampling()
+        self.sampling: Sampling = Sampling()
         passwords = None if password is None else Passwords(password)
         options = engine_options or {}
         self._engines = Engines(

@@ -419,7 +419,7 @@ class AsyncSessionContext:
     def __init__(self, session: AsyncShardSession) -> None:
         self._session = session
         self._context = SessionContext(session.sync_session)
-        self.cancelled = False
+        self.cancelled: bool = False
 
     async def __aenter__(self) -> AsyncShardSession:
         # No server is connected to yet: there is nothing to await.

@@ -109,7 +109,7 @@ class Retries:
         self._counts: Counter[str] = Counter()
         self._missing: tuple[int, float] | None = None
         #: The epoch at the start of the attempt.
-        self.epoch = 0
+        self.epoch: int = 0
 
     def begin(self) -> None:
         """Begin an attempt."""

@@ -592,7 +592,7 @@ class Beside(UserDefinedType[Any]):
     :param is_own: see :meth:`Encoded.encodes`.
     """
 
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def __init__(self, own: Any, encoded: Any, is_own: bool) -> None:
         self.own = own

@@ -226,7 +226,7 @@ class Hub:
     """
 
     def __init__(self, lanes: Lanes, poller: Poller | None = None) -> None:
-        self.greenlet = getcurrent()
+        self.greenlet: greenlet = getcurrent()
         THREAD.has_greenlets = True
         self._lanes = lanes
         self._poller = poller
@@ -481,7 +481,7 @@ class Turn:
         self._before = before
         self._passed = asyncio.Event()
         #: Whether the first statement of the lane has returned.
-        self.taken = False
+        self.taken: bool = False
 
     def check(self) -> None:
         """Check that no other lane has failed.

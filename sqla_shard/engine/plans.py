@@ -362,21 +362,21 @@ class ExecutionPlan:
         scattered: bool = False,
         watch: StatementReports | None = None,
     ) -> None:
-        self.places = places
-        self.scattered = scattered
-        self.watch = watch
+        self.places: Sequence[Place] = places
+        self.scattered: bool = scattered
+        self.watch: StatementReports | None = watch
         self.report = None if watch is None else watch.report
         #: The compiled statement, for reports.
-        self.text = ""
+        self.text: str = ""
         #: The target of an implicit load, for reports.
         self.loads: str | None = None
-        self.started = started
-        self.connections = connections
+        self.started: float = started
+        self.connections: Sequence[Connection] = connections
         self.wrote = wrote
-        self.merge = merge
-        self.limits = limits
+        self.merge: Merge | None = merge
+        self.limits: Scatter | None = limits
         #: The maximum number of rows of the result; None for any.
-        self.max_rows = None if limits is None else limits.max_rows
+        self.max_rows: int | None = None if limits is None else limits.max_rows
         self.errors: dict[int, Exception] = {}
         self.jobs: list[Job] = []
         #: Called before the statement is sent on its connections.
@@ -422,7 +422,7 @@ class Sampling:
     """
 
     def __init__(self) -> None:
-        self.is_on = False
+        self.is_on: bool = False
         self._rate = 1.0
         self._left = 0
         self._take: Callable[[ExecutionPlan, Any], None] = _ignore

@@ -147,7 +147,7 @@ class Engines:
         self.request_topology: Callable[[], None] = _nothing
         #: Threads, or the event loop, that wait for several servers.
         self.lanes = lanes
-        self.sampling = Sampling() if sampling is None else sampling
+        self.sampling: Sampling = Sampling() if sampling is None else sampling
         self._driver = driver
         self._pipelining = pipelining
         # The listener in hooks.py resets connections.
@@ -167,14 +167,14 @@ class Engines:
         #: The engines of the connections in use, by record.
         self.in_use: WeakKeys[Engine] = WeakKeys()
         #: Connections of the driver, which a child process must close.
-        self.open_connections = OpenConnections()
+        self.open_connections: OpenConnections = OpenConnections()
         #: The engines of servers that were removed from the topology.
-        self.retired = Retired(grace)
+        self.retired: Retired = Retired(grace)
         #: The topology's URLs of the server of each engine.
         self._texts: dict[URL, set[str]] = {}
-        self.closed = False
+        self.closed: bool = False
         #: Whether a connection that is checked in stays in its pool.
-        self.pools_connections = True
+        self.pools_connections: bool = True
         self._start()
         in_children(self)
 

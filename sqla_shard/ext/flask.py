@@ -153,7 +153,7 @@ class ContextSession(ShardSession):
     :ivar is_outdated: whether another session of the context has committed.
     """
 
-    is_outdated = False
+    is_outdated: bool = False
     _has_only_read = True
 
     def _reset_transaction(self) -> None:

@@ -48,7 +48,7 @@ class _Commands(AppGroup):
             raise click.ClickException(str(error)) from error
 
 
-shard_commands = _Commands(
+shard_commands: _Commands = _Commands(
     "shard", help="Inspect the cluster, create tables, and run jobs."
 )
 

@@ -103,7 +103,7 @@ class ShardedSession(UpstreamShardedSession):
         # With the mangled class name, this is the attribute of upstream.
         self.__shards: Any = {} if shards is None else shards
         self.__copied = shards is None
-        self.lanes = _LANES if lanes is None else lanes
+        self.lanes: Lanes = _LANES if lanes is None else lanes
 
     def bind_shard(self, shard_id: Any, bind: Any) -> None:
         """Add a shard to this session."""

@@ -92,7 +92,7 @@ class RunningJob:
         self.lease = lease
         self.cluster = cluster
         self.job = job
-        self.expires = expires
+        self.expires: float = expires
         self.task = find_task(job.task)
         self.began: float | None = None
         self.has_ended = threading.Event()
@@ -100,7 +100,7 @@ class RunningJob:
         self.deadline: float | None = None
         self._limit = 0.0
         self.is_written = False
-        self.is_lost = False
+        self.is_lost: bool = False
         self.cancel: Callable[[], None] = _do_nothing
         self._log: TransactionLog | None = None
 

@@ -337,7 +337,7 @@ class Schedule:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._groups: dict[Address, list[DueGroup]] = {}
-        self.is_empty = False  #: whether the last survey has found nothing
+        self.is_empty: bool = False  #: whether the last survey has found nothing
         self._pause = _FIRST_PAUSE
         self._next_survey = 0.0
         self._next_look = 0.0  # while there is work

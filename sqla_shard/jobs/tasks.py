@@ -357,8 +357,8 @@ class Task:
         self.priority = priority
         self.in_transaction = in_transaction
         self.keyspace = keyspace
-        self.is_async = inspect.iscoroutinefunction(function)
-        self.time_limit = _time_limit(time_limit)
+        self.is_async: bool = inspect.iscoroutinefunction(function)
+        self.time_limit: float | None = _time_limit(time_limit)
         self._signature = _checked_signature(function, name, in_transaction)
         self.every = every
         if every is not None:

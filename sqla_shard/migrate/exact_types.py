@@ -108,7 +108,7 @@ class _Exact(UserDefinedType[Any]):
 class _Moment(_Exact):
     """A time or date; one that Python does not have is the server's text."""
 
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def __init__(self, type_: TypeEngine[Any], parse: Callable[[str], Any]) -> None:
         super().__init__(type_)
@@ -141,7 +141,7 @@ class _Stamp(_Moment):
     A value without a zone is one of UTC.
     """
 
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def __init__(self, type_: TypeEngine[Any], is_raw: bool) -> None:
         super().__init__(type_, self._moment)
@@ -196,7 +196,7 @@ class _Stamp(_Moment):
 class _Digits(_Exact):
     """A FLOAT or DOUBLE with all of its digits."""
 
-    cache_ok = True
+    cache_ok: bool | None = True
     target = "DOUBLE"
 
     def __init__(self, type_: TypeEngine[Any], is_raw: bool = False) -> None:
@@ -228,7 +228,7 @@ class _Digits(_Exact):
 class JSONText(_Exact):
     """The text of a JSON column: NULL is None, and a JSON null ``"null"``."""
 
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return a function that decodes what some drivers return."""
@@ -238,7 +238,7 @@ class JSONText(_Exact):
 class _JSONValue(JSONText):
     """A value of a JSON column: NULL is None, a JSON null ``JSON.NULL``."""
 
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def bind_processor(self, dialect: Dialect) -> Any:
         """Return a function that writes None as NULL."""
@@ -265,7 +265,7 @@ class _JSONValue(JSONText):
 class _Number(_Exact):
     """A number that the type of the application would change."""
 
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
         """Return what a SELECT reads."""
@@ -279,7 +279,7 @@ class _Number(_Exact):
 class _Rounded(_Number):
     """A DECIMAL as a float; one that no float has is a decimal."""
 
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return a function that makes floats of those that are the same."""
@@ -298,7 +298,7 @@ class _Rounded(_Number):
 class _Truth(_Number):
     """A BOOL: another number than 0 and 1 is no truth value."""
 
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return a function that leaves other numbers as they are."""
@@ -312,7 +312,7 @@ class _Truth(_Number):
 class _Hex(_Exact):
     """The bytes of a VECTOR, which as text has fewer digits."""
 
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
         """Return what a SELECT reads."""

@@ -459,7 +459,7 @@ class MovedRows:
         self.name = name
         self.table = table
         self.cls = cls
-        self.mapper = inspect(cls)
+        self.mapper: Any = inspect(cls)
         self.spec = spec_of(self.mapper.local_table)
         self.layout = self.spec.layout or DEFAULT_LAYOUT
         #: The table, with types that change no value.
@@ -569,7 +569,7 @@ class MovedTable(MovedRows):
             if (attribute := self._conversion.attribute_of(name))
             and column.computed is not None
         )
-        self.kept = {
+        self.kept: dict[str, Column[Any]] = {
             attribute: there.c[column.key]
             for attribute, column in self.mapper.columns.items()
             if isinstance(column, Column)

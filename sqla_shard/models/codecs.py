@@ -65,7 +65,7 @@ class ValueKind(enum.Enum):
     JSON = "json"
 
 
-KIND_OF_SCALAR = {
+KIND_OF_SCALAR: dict[type, ValueKind] = {
     str: ValueKind.TEXT,
     int: ValueKind.INTEGER,
     float: ValueKind.FLOAT,

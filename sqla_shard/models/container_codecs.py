@@ -152,7 +152,7 @@ class ContainerCodec(Codec):
         super().__init__(field, nullable=nullable)
         self.python_type = python_type
         self.element = element
-        self.native = element.native
+        self.native: bool = element.native
         self._accepted = (list, tuple) if python_type is list else dict
         self._expects = f"a {python_type.__name__}"
 

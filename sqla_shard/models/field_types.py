@@ -341,7 +341,7 @@ class Coded(Encoded, TypeDecorator[Any]):
     """A field whose JSON value differs from its Python value."""
 
     impl: TypeEngine[Any] | type[TypeEngine[Any]] = String
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def __init__(self, codec: Codec) -> None:
         super().__init__()
@@ -448,7 +448,7 @@ def _inside(codec: Codec, key: str | None) -> Codec:
 class Structure(Coded):
     """A field with a list, a dict, a dataclass or any JSON."""
 
-    cache_ok = True
+    cache_ok: bool | None = True
     is_compared = False
 
     class Comparator(TypeDecorator.Comparator[Any]):
@@ -554,7 +554,7 @@ class ExactNumber(TypeDecorator[Any]):
     """
 
     impl = Numeric(65, 30)
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return DECIMAL, or a float on SQLite."""

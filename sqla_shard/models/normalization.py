@@ -147,11 +147,11 @@ def _address(key: str) -> str:
     return found
 
 
-exact = Normalization(name="exact", version=1, function=_as_it_is)
+exact: Normalization = Normalization(name="exact", version=1, function=_as_it_is)
 """Keys are not changed: equal bytes are equal keys."""
 
-casefold = Normalization(name="casefold", version=1, function=_folded)
+casefold: Normalization = Normalization(name="casefold", version=1, function=_folded)
 """Ignores case, Unicode composition and surrounding spaces."""
 
-email = Normalization(name="email", version=1, function=_address)
+email: Normalization = Normalization(name="email", version=1, function=_address)
 """Policy of mail addresses; A to Z are equal to a to z."""

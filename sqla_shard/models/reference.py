@@ -727,7 +727,7 @@ class ReferenceCopies:
 
     def __init__(self, table: Any, places: Places) -> None:
         spec = spec_of(table)
-        self.name = str(spec.reference)
+        self.name: str = str(spec.reference)
         self.keyspace = places.keyspace(spec.keyspace, "objects")
         if self.keyspace.kind != "objects":
             raise UnknownKeyspaceError(

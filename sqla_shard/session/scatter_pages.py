@@ -221,7 +221,7 @@ class StatementBookmarks:
         ]
         keyspace = keyspace_of(tuple(tables), session.places)
         self._dialect = session.places.place(keyspace, 0).engine.dialect
-        self.subject = Subject(
+        self.subject: Subject = Subject(
             f"the rows of {_described(statement)} by {_listed(keys)}",
             (keyspace.identity, *fingerprint(statement, parameters, self._dialect)),
         )

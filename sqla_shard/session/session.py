@@ -183,7 +183,7 @@ class ShardSession(ShardedSession):
         if cls.get_bind is not ShardSession.get_bind:
             cls.get_bind = _without_ours(cls.get_bind)  # type: ignore[method-assign]  # with fewer arguments
 
-    shows_hidden = False  #: whether reads return inactive objects
+    shows_hidden: bool = False  #: whether reads return inactive objects
     last: LastWrite | None = None  #: called right before each COMMIT
     #: Whether a transaction with writes has been committed.
     has_committed = False

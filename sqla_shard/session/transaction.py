@@ -276,10 +276,10 @@ class TransactionLog:
         #: The cancellation of the task after COMMIT, if any.
         self.cancelled: BaseException | None = None
         #: Whether a statement of the transaction has failed on a server.
-        self.has_failed = False
+        self.has_failed: bool = False
         #: Whether a statement has failed with a deadlock, which rolls back
         #: the transaction, or a lock wait timeout, which may.
-        self.has_lost = False
+        self.has_lost: bool = False
 
     @property
     def is_of_one_shard(self) -> bool:

@@ -81,7 +81,7 @@ class CacheServer(LocalServer):
             stop_timeout=stop_timeout,
         )
         self.megabytes = megabytes
-        self.options = list(options)
+        self.options: list[str] = list(options)
 
     @property
     def address(self) -> str:

@@ -441,10 +441,10 @@ class DatabaseServer(SQLServer, LocalServer):
             name, parent=parent, start_timeout=start_timeout, stop_timeout=stop_timeout
         )
         self.password = random_password() if password is None else password
-        self.prefixes = check_prefixes(prefixes)
+        self.prefixes: tuple[str, ...] = check_prefixes(prefixes)
         self.fast = fast
         self.server_id = server_id
-        self.options = tuple(options)
+        self.options: tuple[str, ...] = tuple(options)
         self.base = base
         self.template = template
         """Data directory to copy on the first start."""

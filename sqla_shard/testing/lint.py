@@ -256,7 +256,7 @@ class ShardLint:
         max_repeats: int = MAX_REPEATS,
         max_shards: int | None = None,
     ) -> None:
-        self.max_repeats = _count("max_repeats", max_repeats)
+        self.max_repeats: int = _count("max_repeats", max_repeats)
         self.max_shards = max_shards
         if max_shards is not None:
             _count("max_shards", max_shards)

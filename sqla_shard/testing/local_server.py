@@ -245,7 +245,7 @@ class Guard:
         )
 
 
-guard = Guard()
+guard: Guard = Guard()
 
 """The guard of this process."""
 
@@ -279,7 +279,7 @@ class LocalServer(Startable):
         self.name = name
         self.start_timeout = start_timeout
         self.stop_timeout = stop_timeout
-        self.port = 0
+        self.port: int = 0
         """TCP port; 0 before the first start."""
         self.directory: Path | None = None
         """All files of the server; None before the start, after the stop."""

@@ -181,7 +181,7 @@ class MariaDBServer(DatabaseServer):
         **arguments: Any,
     ) -> None:
         super().__init__(name, **arguments)
-        self.gtid_domain_id = (
+        self.gtid_domain_id: int = (
             self.server_id if gtid_domain_id is None else gtid_domain_id
         )
 

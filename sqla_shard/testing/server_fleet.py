@@ -325,7 +325,7 @@ class ExternalServer(SQLServer):
         self.port = parts.port or 3306
         self.user = unquote(parts.username)
         self.password = unquote(parts.password or "")
-        self.url = url.strip().replace(parts.scheme, "mysql", 1)
+        self.url: str = url.strip().replace(parts.scheme, "mysql", 1)
 
     def __repr__(self) -> str:
         where = f"{self.host}:{self.port}"
@@ -435,7 +435,7 @@ class ServerFleet(Startable, Generic[_Server]):
         self.shards = shards
         self.database = database
         self.fast = fast
-        self.local = not external
+        self.local: bool = not external
         """Whether the servers are local processes that tests can kill."""
         self.servers: Sequence[_Server | ExternalServer] = external
         """The servers in order.

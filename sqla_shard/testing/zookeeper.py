@@ -102,7 +102,7 @@ class ZooKeeperServer(LocalServer):
         )
         self.tick = tick
         self.tls = tls
-        self.options = dict(options or {})
+        self.options: dict[str, str] = dict(options or {})
         self.membership: Membership | None = None
         """Place in an ensemble; None for a standalone server."""
         self._certificates: Certificates | None = None
@@ -288,7 +288,7 @@ class ZooKeeperEnsemble(Startable):
         if type(servers) is not int or servers < 3 or servers % 2 == 0:
             raise ValueError(f"servers={servers!r} must be an odd number from 3")
         self.start_timeout = start_timeout
-        self.servers = [
+        self.servers: list[ZooKeeperServer] = [
             ZooKeeperServer(
                 f"zookeeper{number}", tick=tick, tls=tls, start_timeout=start_timeout
             )

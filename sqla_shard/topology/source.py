@@ -186,7 +186,7 @@ class FileSource:
     ) -> None:
         # Keep the string: Path removes one of the two slashes of a URL.
         self._shown = redact(os.fspath(path))
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.placeholders = placeholders
         self.environ = environ
         self.url = url

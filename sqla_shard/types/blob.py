@@ -242,7 +242,7 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
     """
 
     impl = Text
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class LookupKey(_Whole, TypeDecorator[str]):
     """
 
     impl = LargeBinary
-    cache_ok = True
+    cache_ok: bool | None = True
 
     #: Maximum length of a key in bytes.
     MOST_BYTES: ClassVar[int] = 255
@@ -168,7 +168,7 @@ class Sequence38(_Whole, TypeDecorator[int]):
     """
 
     impl = Numeric
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def __init__(self) -> None:
         super().__init__(DIGITS, 0)
@@ -238,7 +238,7 @@ class UTCTimestamp(Encoded, TypeDecorator[datetime]):
     """
 
     impl = DateTime
-    cache_ok = True
+    cache_ok: bool | None = True
     takes_plain = True
 
     def encodes(self, value: Any, *, is_own: bool) -> bool:

@@ -89,9 +89,9 @@ class Dictionary:
     def __init__(self, content: bytes) -> None:
         zstd = self._zstd = require_zstd()
         self.content = content
-        self.id = dictionary_id_of(content)
+        self.id: int = dictionary_id_of(content)
         #: The first bytes of all blobs that are compressed with it.
-        self.prefix = MARKER + self.id.to_bytes(PREFIX_BYTES - 1, "big")
+        self.prefix: bytes = MARKER + self.id.to_bytes(PREFIX_BYTES - 1, "big")
         try:
             self._digested = zstd.ZstdDict(content).as_digested_dict
             zstd.ZstdDecompressor(self._digested)  # reads all of it

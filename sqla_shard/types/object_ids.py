@@ -95,7 +95,7 @@ class IdType(TypeDecorator[int]):
     """
 
     impl = BigInteger
-    cache_ok = True
+    cache_ok: bool | None = True
     type_id: int | None
     layout: IdLayout
     _is_settled: bool
@@ -200,7 +200,7 @@ class ShardedId(IdType):
     type and shard are checked when the statement is routed.
     """
 
-    cache_ok = True
+    cache_ok: bool | None = True
     routes = True
     whole = False
 
@@ -291,7 +291,7 @@ class ObjectRef(IdType):
         with the column, or for the default layout in other tables.
     """
 
-    cache_ok = True
+    cache_ok: bool | None = True
     whole = True
 
     def __init__(

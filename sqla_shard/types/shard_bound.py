@@ -106,9 +106,9 @@ class ComparedId(ShardBound):
     __slots__ = ("layout", "object_id", "type_id")
 
     def __init__(self, object_id: int, type_id: int, layout: IdLayout) -> None:
-        self.object_id = object_id
-        self.type_id = type_id
-        self.layout = layout
+        self.object_id: int = object_id
+        self.type_id: int = type_id
+        self.layout: IdLayout = layout
 
     def at(self, shard_id: int) -> int:
         """Return the local id, or a value outside the range of local ids.
@@ -228,8 +228,8 @@ class IdSlot(Slot):
         self, ids: Iterable[int], type_id: int | None, layout: IdLayout, *, whole: bool
     ) -> None:
         self.ids = ids = tuple(ids)
-        self.type_id = type_id
-        self.layout = layout
+        self.type_id: int | None = type_id
+        self.layout: IdLayout = layout
         self.other_type_id: int | None = None
         groups: dict[int, list[int]] = {}
         self._groups = groups

@@ -29,7 +29,7 @@ class Vector(UserDefinedType[tuple[float, ...]]):
     :param dimensions: how many numbers each vector has.
     """
 
-    cache_ok = True
+    cache_ok: bool | None = True
 
     def __init__(self, dimensions: int) -> None:
         self.dimensions = dimensions

@@ -257,7 +257,7 @@ class MemcachedBackend(BytesBackend):
         if isinstance(servers, str):
             # As in configuration files.
             servers = re.split(r"[,\s]+", servers.strip(", \n\t"))
-        self.store = MemcachedStore(
+        self.store: MemcachedStore = MemcachedStore(
             servers, **{k: arguments[k] for k in _STORE_ARGUMENTS if k in arguments}
         )
         self._largest = arguments.get("largest", 1_000_000)

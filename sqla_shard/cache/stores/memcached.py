@@ -375,7 +375,7 @@ class MemcachedStore:
         check_wait("retry", retry)
         check_size("largest", largest)
         check_size("connections", connections)
-        self.longest = check_seconds("longest", longest)
+        self.longest: int = check_seconds("longest", longest)
         self._largest = largest
         self._nodes = [
             MemcachedNode(

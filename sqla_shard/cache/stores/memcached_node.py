@@ -355,7 +355,7 @@ class MemcachedNode:
     ) -> None:
         self.name = name
         self.longest = longest
-        self.breaker = Breaker(_log, "memcached", name, retry)
+        self.breaker: Breaker = Breaker(_log, "memcached", name, retry)
         self._timeout = timeout
         self._connections = connections
         self._address = parse_server(name)

@@ -303,7 +303,7 @@ class RedisStore:
         check_wait("timeout", timeout)
         check_wait("retry", retry)
         check_size("largest", largest)
-        self.longest = check_seconds("longest", longest)
+        self.longest: int = check_seconds("longest", longest)
         self._largest = largest
         self._opened: WeakSet[Any] = WeakSet()
         self._client, self._errors = _connect(client, timeout, self._opened)

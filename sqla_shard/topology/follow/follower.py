@@ -77,7 +77,7 @@ class Snapshot:
         placeholders: Collection[str],
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self._mode = mode
         self._file = FileSource(self.path, placeholders=placeholders, environ=environ)
         if self.path.suffix.lower() != ".json":
@@ -352,7 +352,7 @@ class Follower:
         self._call: tuple[int, float] | None = None
         self._logged_call: tuple[int, float] | None = None
         #: Whether the source was read in this process, even without success.
-        self.has_read = False
+        self.has_read: bool = False
 
     def __repr__(self) -> str:
         return f"<Follower of {self._source.name}: {self._state}>"

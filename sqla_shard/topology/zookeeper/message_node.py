@@ -29,7 +29,7 @@ class MessageNode:
         the disks of the servers.
     """
 
-    pause = 0.05
+    pause: float = 0.05
 
     def __init__(
         self, hosts: str, node: str, *, timeout: float, options: Mapping[str, Any]

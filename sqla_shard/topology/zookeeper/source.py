@@ -100,7 +100,7 @@ class ZooKeeperConnection:
         name: str | None = None,
     ) -> None:
         self.hosts = hosts
-        self.name = name or f"zookeeper://{hosts}"
+        self.name: str = name or f"zookeeper://{hosts}"
         self._timeout = timeout
         self._options = {
             "timeout": 10.0,
