@@ -218,10 +218,10 @@ def _commit_slowly(rng: random.Random, seconds: float) -> None:
     """Let some COMMITs be sent late, after they were announced."""
     before = Commits._commit_all
 
-    def commit_all(commits: Any) -> None:
+    def commit_all(commits: Any, written: Any) -> None:
         if rng.random() < _SLOW:
             threading.Event().wait(seconds)
-        before(commits)
+        before(commits, written)
 
     Commits._commit_all = commit_all
 

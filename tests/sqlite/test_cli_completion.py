@@ -228,6 +228,7 @@ def test_every_name_of_the_topology_is_completed() -> None:
     numbers = {
         *(("dev up", name) for name in ("--server", "--servers", "--shards")),
         ("fleet capacity", "--servers"),
+        ("init", "--shards"),
     }
     missing = [
         (path, word)

@@ -46,10 +46,10 @@ def at_commit(entries: Entries) -> Iterator[None]:
     """In the block each COMMIT writes keys down, right before it is sent."""
     before = Commits._commit_all
 
-    def commit_all(commits: Any) -> None:
+    def commit_all(commits: Any, written: Any) -> None:
         session = commits._session
         write_pending(session, session.log.first[0], entries)
-        before(commits)
+        before(commits, written)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Commits, "_commit_all", commit_all)
@@ -109,14 +109,14 @@ class Outbox(Suite):
         before = Commits._commit_all
         raised = []
 
-        def commit_all(commits: Any) -> None:
+        def commit_all(commits: Any, written: Any) -> None:
             session = commits._session
             place = session.log.first[0]
             for ask in (session._view, session.root_connection):
                 with pytest.raises(Exception, match="prepared") as caught:
                     ask(place)
                 raised.append(caught.value)
-            before(commits)
+            before(commits, written)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Commits, "_commit_all", commit_all)
@@ -142,14 +142,14 @@ class Outbox(Suite):
     def test_each_shard_has_its_own(self, cluster, ids):
         before = Commits._commit_all
 
-        def commit_all(commits: Any) -> None:
+        def commit_all(commits: Any, written: Any) -> None:
             session = commits._session
             for shard_id in (0, 1, SHARDS - 1):
                 place = session.place_for(Account, shard_id)
                 write_pending(
                     session, place, [("r", f"of {shard_id}".replace(" ", ""))]
                 )
-            before(commits)
+            before(commits, written)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Commits, "_commit_all", commit_all)
