@@ -83,7 +83,7 @@ from sqlalchemy.ext.compiler import compiles
 class BlobText(sa.types.UserDefinedType):
     """Text with a collation that MySQL and MariaDB name differently."""
 
-    cache_ok: bool | None = True
+    cache_ok = True
 
     def __init__(self, name):
         self.name = name
@@ -101,7 +101,7 @@ def _blob_text(element, compiler, **kw):
 #: The definition of the type of vectors in a revision.
 VECTOR = """\
 class Vector(sa.types.UserDefinedType):
-    cache_ok: bool | None = True
+    cache_ok = True
 
     def __init__(self, dimensions):
         self.dimensions = dimensions
