@@ -373,7 +373,10 @@ class RowCache:
             for key, group in rows.items():
                 found.update(self.load_objects(session, place, {key: group}))
             return found
-        return {key: list(islice(objects, len(group))) for key, group in rows.items()}
+        found = {key: list(islice(objects, len(group))) for key, group in rows.items()}
+        if sum(map(len, found.values())) != len(every):
+            raise CacheMismatch
+        return found
 
     def _instances(
         self, session: ShardSession, place: Place, rows: Sequence[Sequence[Any]]

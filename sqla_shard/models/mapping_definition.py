@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import get_annotations
 from typing import Any, get_args, get_origin, TypeVar
 
 from sqlalchemy import BigInteger, Column, Index, inspect, Integer, Table
-from sqlalchemy.orm import foreign, Mapped, mapped_column, Mapper, relationship, synonym
+from sqlalchemy.orm import (
+    foreign,
+    Mapped,
+    mapped_column,
+    MappedColumn,
+    Mapper,
+    relationship,
+    synonym,
+)
 from sqlalchemy.sql.dml import Update
 
 from sqla_shard.dialects.sql import COUNTING
@@ -260,7 +269,15 @@ def _make_columns(cls: Any, definition: MappingDefinition) -> None:
             cls, default_factory=lambda: None, kw_only=True, repr=False
         ),
     )
-    taken = {name for base in cls.__mro__ for name in vars(base)}
+    taken = set(names)
+    for base in cls.__mro__:
+        taken.update(vars(base), get_annotations(base))
+        # Otherwise values of a column would be those of the other one.
+        taken.update(
+            str(made.column.name)
+            for made in vars(base).values()
+            if isinstance(made, MappedColumn)
+        )
     for name, end in (("source_id", ends[0]), ("target_id", ends[1])):
         if name not in taken:
             setattr(cls, name, synonym(end.column))

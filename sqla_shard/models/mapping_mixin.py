@@ -146,9 +146,9 @@ class MappingMixin(Generic[S, T]):
         sequence: Mapped[int]
         """The position in the list, 0 to ``10**38 - 1``."""
         source_id: Mapped[int]
-        """The id of the source: another name of its column."""
+        """The id of the source: another name of its column, if no column has it."""
         target_id: Mapped[int]
-        """The id of the target: another name of its column."""
+        """The id of the target: another name of its column, if no column has it."""
         source: Mapped[S | None]
         """The source, loaded on first access; None if not found."""
         target: Mapped[T | None]

@@ -380,9 +380,11 @@ class Commits:
         """Register the transactions of servers, to commit them in order."""
         known = private.connections_of(self._session.get_transaction())
         for connection, inner, *rest in dict.fromkeys(known.values()):
-            engine = connection.engine
-            if engine not in self._parts:
-                part = self._parts[engine] = _Part(self, connection, inner)
+            if not isinstance(inner, _Part):
+                engine = connection.engine
+                # That of a call which was interrupted before it was known.
+                part = self._parts.get(engine) or _Part(self, connection, inner)
+                self._parts[engine] = part
                 known[connection] = known[engine] = (connection, part, *rest)
 
     def forget(self) -> None:

@@ -78,6 +78,7 @@ class Links:
         class.
     :ivar linked: many-to-many relationships, which have a link table.
     :ivar apart: relationships that change no row of the class.
+    :ivar identity: the attributes of the primary key.
     :ivar id_attribute: the attribute of the id that routes; empty if the
         class has none.
     :ivar parent_attribute: the attribute with the parent's id.  Without
@@ -92,6 +93,7 @@ class Links:
     down: tuple[tuple[str, str], ...]
     linked: tuple[str, ...]
     apart: frozenset[str]
+    identity: tuple[str, ...]
     id_attribute: str
     parent_attribute: str
     is_root: bool
@@ -109,6 +111,10 @@ def links_of(mapper: Mapper[Any]) -> Links:
         references = tuple(_references(mapper))
         up = tuple(_filled(mapper, RelationshipDirection.MANYTOONE, here=True))
         found = _known[mapper] = Links(
+            identity=tuple(
+                mapper.get_property_by_column(column).key
+                for column in mapper.primary_key
+            ),
             id_attribute=id_attribute,
             parent_attribute=(
                 id_attribute if spec.colocation is None else spec.colocation.field
@@ -547,8 +553,10 @@ def _check_root(state: InstanceState[Any], spec: TableSpec) -> None:
 def _check_stays(
     session: ShardSession, state: InstanceState[Any], place: Place
 ) -> None:
-    """Refuse a new parent on another shard: an object never moves."""
+    """Refuse a parent or an id of another shard: an object never moves."""
     spec = spec_of(state.mapper.local_table)
+    if not state.committed_state.keys().isdisjoint(links_of(state.mapper).identity):
+        _check_identity(session, state, spec, place)
     if spec.colocation is not None:
         value = spec.colocation.read(state.obj())
         if value is not None:
@@ -558,6 +566,25 @@ def _check_stays(
                     state, spec.colocation.field, value, shard_id, place
                 )
     _check_references(session, state, place)
+
+
+def _check_identity(
+    session: ShardSession, state: InstanceState[Any], spec: TableSpec, place: Place
+) -> None:
+    """Refuse a primary key with which the row would not be found any more."""
+    names = links_of(state.mapper).identity
+    values = [state.dict.get(name) for name in names]
+    if None in values:
+        return  # SQLAlchemy refuses it
+    if spec.places_of is not None:
+        shard_id = spec.places_of(session.places, values)[0].shard_id
+    elif spec.id_index is not None:
+        shard_id = spec.shard_of(values[spec.id_index], _name(state))
+    else:
+        return
+    if shard_id != place.shard_id:
+        at = spec.id_index or 0
+        raise _elsewhere_error(state, names[at], values[at], shard_id, place)
 
 
 def _check_references(

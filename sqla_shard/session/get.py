@@ -185,6 +185,8 @@ class Getter:
                 mapper.get_property_by_column(column).key
                 for column in mapper.primary_key
             )
+            others = {one.key: one.name for one in mapper.synonyms}
+            ident = {others.get(name, name): value for name, value in ident.items()}
             ident = [ident[name] for name in names]
         at = {"places": self._spec.places_of(places, ident)}
         return {**kwargs, "bind_arguments": at}

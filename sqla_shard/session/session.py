@@ -107,6 +107,7 @@ def _before_flush(session: Any, context: Any, objects: Any) -> None:
 
 
 def _before_commit(session: Any) -> None:
+    session._check_process()
     refuse_lost(session._connections, session)
     ensure_begun(session)
     session._commits = session._commits or Commits(session)
@@ -289,6 +290,8 @@ class ShardSession(ShardedSession):
         process = os.getpid()
         if process != self._process:
             if self._views or self.in_transaction():
+                # What ends the transaction now sends nothing to its servers.
+                leave_to_parent(self._connections)
                 raise ForkedSessionError(
                     f"process {process} uses a session with a transaction "
                     f"that process {self._process} began; open a session in "
@@ -567,6 +570,8 @@ class ShardSession(ShardedSession):
     def rollback(self) -> None:
         """Roll back; see :meth:`sqlalchemy.orm.Session.rollback`."""
         with self._usage:
+            if self._process != os.getpid():
+                leave_to_parent(self._connections)
             super().rollback()
 
     def close(self) -> None:

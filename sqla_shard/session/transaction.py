@@ -388,8 +388,10 @@ class TransactionLog:
 
     def _restore(self, snapshot: tuple[Any, ...]) -> None:
         self.first, written, self._after_commit = snapshot
-        self._written.clear()
+        # An interrupt between both leaves shards that were not written.
         self._written.update(written)
+        for address in self._written.keys() - written.keys():
+            del self._written[address]
 
     def after_commit(self, what: AfterCommit, item: Any) -> None:
         """Call a function after COMMIT, unless this call is rolled back.

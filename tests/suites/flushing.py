@@ -336,6 +336,16 @@ class Colocation(_Writing):
         comment = Comment(id=pack(2, COMMENT, 1), body="1", pin_id=pins[0])
         self.refused(session, log, comment, "shard 1")
 
+    def test_an_id_of_another_shard(self, session, log, pins):
+        pin = session.get(Pin, pins[0])
+        log.take()
+        pin.id = pack(2, PIN, 99)
+        # The row would stay, under an id that no longer finds it.
+        with pytest.raises(exc.ColocationError, match="cannot move") as caught:
+            session.flush()
+        assert caught.value.field == "id"
+        assert log.executions == ()
+
     def test_a_parent_moved_to_another_shard(self, session, log, pins):
         comment = Comment(body="1", pin_id=pins[0])
         session.add(comment)

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqla_shard import exc
 from sqla_shard.models.list_positions import STEP
 from sqla_shard.types.columns import MAX_SEQUENCE
-from tests.models.layouts import pack
+from tests.models.layouts import pack, unpack
 from tests.models.mapping_models import (
     BOARD,
     BoardHasPins,
@@ -92,6 +92,13 @@ class Appending(Changes):
             BoardHasPins.put_many(
                 session, board, {five[0]: 1, pins(1)[0]: MAX_SEQUENCE + 1}
             )
+
+    def test_a_row_stays_on_the_shard_of_its_source(self, session, board, five):
+        shard, *others = unpack(board)
+        row = session.get_one(BoardHasPins, (board, five[0]))
+        row.board_id = pack(shard + 1, *others)
+        with pytest.raises(exc.ColocationError, match="cannot move"):
+            session.flush()
 
     def test_a_target_can_be_in_many_lists(self, cluster, session, board):
         other = new_board(cluster)

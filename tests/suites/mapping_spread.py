@@ -101,6 +101,16 @@ class Writing:
             assert Stars.count(session, ada) == len(left)
             assert Stars.contains(session, ada, some) == set(left)
 
+    def test_a_row_stays_on_the_shard_of_its_piece(self, cluster, rng):
+        ada, bob = new_users(cluster, 2)
+        (fan,) = some_ids(rng, 1)
+        cluster.run(Stars.append, ada, fan)
+        with cluster.session() as session:
+            row = session.get_one(Stars, {"source_id": ada, "target_id": fan})
+            row.source_id = pack(unpack(ada).shard_id + 1, 1, unpack(bob).local_id)
+            with pytest.raises(exc.ColocationError, match="cannot move"):
+                session.flush()
+
     def test_many_at_once(self, cluster, rng):
         (ada,) = new_users(cluster, 1)
         some = some_ids(rng, 40)

@@ -6,6 +6,7 @@ import gc
 import operator
 import os
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -350,12 +351,13 @@ class Proofs:
 
     def _in_child(self, cluster: Any, session: Any, ids: list[int]) -> int:
         try:
-            try:
-                session.get_many(Pin, ids)
-            except ForkedSessionError:
-                pass
-            else:
-                return 2
+            for use in (partial(session.get_many, Pin, ids), session.commit):
+                try:
+                    use()
+                except ForkedSessionError:
+                    pass
+                else:
+                    return 2
             with cluster.session() as own:
                 if own.get(Pin, ids[4]) is None:
                     return 3

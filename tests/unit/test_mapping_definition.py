@@ -219,7 +219,16 @@ def test_columns_have_other_names():
     ):
         pass
 
+    class Annotated(MappingMixin, base, source=board, target=pin):
+        source_id: Mapped[str]
+
+    class Named(MappingMixin, base, source=board, target=pin):
+        origin: Mapped[str] = mapped_column("source_id", String(9))
+
     configure_mappers()
+    for one in (Annotated, Named):
+        assert "source_id" in one.__table__.c
+        assert [*inspect(one).synonyms.keys()] == ["target_id"]
     row = BoardHasPins(source_id=1, target_id=2)
     assert (row.board_id, row.pin_id) == (1, 2)
     assert str(BoardHasPins.target_id == 2) == "board_has_pins.pin_id = :pin_id_1"
