@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import operator
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from sqlalchemy import Double, func, literal
-from sqlalchemy.dialects.mysql.base import ischema_names
+from sqlalchemy.dialects.mysql import base as mysql
+from sqlalchemy.dialects.sqlite import base as sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.elements import ColumnElement, SQLCoreOperations
@@ -17,6 +18,7 @@ from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import UserDefinedType
 
 from sqla_shard.exc import BlobValueError, UnsupportedStatementError
+from sqla_shard.exc.base import shown
 
 __all__ = ["DISTANCES", "Vector"]
 
@@ -27,11 +29,14 @@ class Vector(UserDefinedType[tuple[float, ...]]):
     VECTOR on MySQL 9 and on MariaDB 11.7 and later, bytes on SQLite.
 
     :param dimensions: how many numbers each vector has.
+    :raises ValueError: if it is no number of 1 or more.
     """
 
     cache_ok: bool | None = True
 
     def __init__(self, dimensions: int) -> None:
+        if type(dimensions) is not int or dimensions < 1:
+            raise ValueError(f"Vector({dimensions!r}): give a number of dimensions")
         self.dimensions = dimensions
 
     @staticmethod
@@ -59,7 +64,7 @@ class Vector(UserDefinedType[tuple[float, ...]]):
     # PyMySQL takes the VECTOR of MySQL for a text.
     def column_expression(self, colexpr: ColumnElement[Any]) -> ColumnElement[Any]:
         """Return what a SELECT reads."""
-        return func.hex(colexpr, type_=self)
+        return func.hex(colexpr, type_=colexpr.type)
 
     def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
         """Return a function that checks and encodes a vector."""
@@ -67,14 +72,17 @@ class Vector(UserDefinedType[tuple[float, ...]]):
         return lambda value: None if value is None else binary(self._encoded(value))
 
     def _encoded(self, value: Any) -> bytes:
-        try:
-            found = struct.pack(f"<{self.dimensions}f", *value)
-            if all(map(math.isfinite, value)):
-                return found
-        except (struct.error, OverflowError, TypeError):
-            pass
+        # The numbers of bytes, and the order of a set, would be taken.
+        if not isinstance(value, bytes | bytearray | Mapping | Set):
+            try:
+                numbers = tuple(value)
+                found = struct.pack(f"<{self.dimensions}f", *numbers)
+                if all(map(math.isfinite, numbers)):
+                    return found
+            except (struct.error, OverflowError, TypeError):
+                pass
         raise BlobValueError(
-            f"{value!r} is not a vector of {self.dimensions} finite numbers of "
+            f"{shown(value)} is not a vector of {self.dimensions} finite numbers of "
             "single precision",
             field="vector",
             value=value,
@@ -84,7 +92,8 @@ class Vector(UserDefinedType[tuple[float, ...]]):
         self, dialect: Dialect, coltype: object
     ) -> Callable[[Any], tuple[float, ...] | None]:
         """Return a function that decodes a vector."""
-        return lambda value: None if value is None else _decoded(bytes.fromhex(value))
+        # hex() of NULL is an empty text on SQLite.
+        return lambda value: _decoded(bytes.fromhex(value)) if value else None
 
 
 def _bound(column: Any, vector: Any) -> Any:
@@ -93,7 +102,8 @@ def _bound(column: Any, vector: Any) -> Any:
 
 
 # SQLAlchemy cannot read a table with a type of a length that it does not know.
-ischema_names.setdefault("vector", Vector)
+mysql.ischema_names.setdefault("vector", Vector)
+sqlite.ischema_names.setdefault("VECTOR", Vector)
 
 
 class _Distance(GenericFunction[float]):
@@ -113,7 +123,9 @@ class _Cosine(_Distance):
 
 @compiles(_Distance, "mysql")
 def _of_mysql(element: _Distance, compiler: Any, **kw: Any) -> str:
-    if not compiler.dialect.is_mariadb:
+    dialect = compiler.dialect
+    # Before its first connection a dialect does not know.
+    if dialect.server_version_info and not dialect.is_mariadb:
         # The server would look for a stored function.
         raise UnsupportedStatementError(
             f"{element.name}(): MySQL has no distance of vectors. Use MariaDB 11.7 "
@@ -129,13 +141,13 @@ def _decoded(data: bytes) -> tuple[float, ...]:
 
 
 def _euclidean(one: bytes | None, other: bytes | None) -> float | None:
-    if one is None or other is None:
+    if one is None or other is None or len(one) != len(other):
         return None
     return math.dist(_decoded(one), _decoded(other))
 
 
 def _cosine(one: bytes | None, other: bytes | None) -> float | None:
-    if one is None or other is None:
+    if one is None or other is None or len(one) != len(other):
         return None
     left, right = _decoded(one), _decoded(other)
     size = math.hypot(*left) * math.hypot(*right)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import inspect, select
 
 from sqla_shard import Cluster, scatter
 from sqla_shard.exc import BlobValueError
@@ -47,6 +47,31 @@ def test_the_nearest_in_a_coroutine(cluster):
     assert asyncio.run(nearest()) == min(stored.values(), key=euclidean)
 
 
+def test_no_vector(cluster):
+    fill(cluster, 1)
+    with cluster.session() as session:
+        nothing = select(VectorNote).where(VectorNote.at.is_(None))
+        assert [n.at for n in session.scalars(nothing.options(scatter()))] == [None]
+
+
+def test_the_column_is_found_again(cluster):
+    cluster.create_all(Base.metadata)
+    with cluster.session() as session:
+        connection = session.connection(bind_arguments={"shard_id": 0})
+        (found,) = (
+            column["type"]
+            for column in inspect(connection).get_columns("vector_notes")
+            if column["name"] == "at"
+        )
+    assert (type(found), found.dimensions) == (Vector, 3)
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, None, "3", 3.5])
+def test_other_dimensions_are_refused(dimensions):
+    with pytest.raises(ValueError, match="number of dimensions"):
+        Vector(dimensions)
+
+
 def test_a_vector_of_another_column(cluster):
     stored = fill(cluster, 4)
     with cluster.session() as session:
@@ -64,7 +89,10 @@ def test_nothing_and_the_vector_zero_have_no_direction(cluster):
 
 @pytest.mark.parametrize(
     "value",
-    [(1, 2), (1, 2, 3, 4), (1, 2, "3"), 7, (1, 2, float("nan")), (1, 2, 1e300)],
+    [
+        *((1, 2), (1, 2, 3, 4), (1, 2, "3"), 7, (1, 2, float("nan")), (1, 2, 1e300)),
+        *(b"abc", {1, 2, 3}, {1: 2, 2: 3, 3: 4}, map(float, ("nan", "0", "1"))),
+    ],
     ids=str,
 )
 def test_other_values_are_refused(cluster, value: Any):
