@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from shlex import quote
 
 import click
 
-from sqla_shard.cli.options import pass_global_settings, Settings
+from sqla_shard.cli.options import pass_global_settings, Settings, VARIABLE
 from sqla_shard.cli.output import echo, examples
 
 #: What is copied: models, a program, and its tests.
@@ -46,11 +47,14 @@ def init_command(
 ) -> None:
     """Write a new project into DIRECTORY: topology, models, revisions, tests.
 
-    Existing files are not overwritten.
+    DIRECTORY must be new or empty.
     """
+    from sqlalchemy import make_url
+
     from sqla_shard import schema
     from sqla_shard.testing.topology_documents import topology_document
     from sqla_shard.topology import to_json, Topology
+    from sqla_shard.util.masking import redact
 
     urls = urls or ("sqlite:///data/server1", "sqlite:///data/server2")
     if len(urls) > shards:
@@ -63,18 +67,25 @@ def init_command(
         placeholders=settings.placeholders,
         environ=settings.blank,
     )
+    for url in urls:
+        password = make_url(url).password
+        if password is not None and "${" not in str(password):
+            raise click.UsageError(
+                f"--url {redact(url)}: its password would stand in {_TOPOLOGY}; give "
+                "the name of a variable, in single quotes: "
+                "'mysql://app:${MYSQL_PASSWORD}@host'"
+            )
+    if directory.exists() and any(directory.iterdir()):
+        raise click.ClickException(
+            f"{directory} is not empty, and nothing is overwritten; choose another "
+            "directory"
+        )
     files = {
         directory / path.relative_to(_PROJECT): path.read_bytes()
         for path in sorted(_PROJECT.rglob("*.*"))
-        if path.suffix != ".pyc"
+        if path.suffix in (".py", ".ini")
     }
     files[directory / _TOPOLOGY] = to_json(topology)
-    for path in (*files, directory / _CONFIG, directory / _REVISIONS):
-        if path.exists():
-            raise click.ClickException(
-                f"{path} already exists and is not overwritten; move it, or choose "
-                "another directory"
-            )
     for path, content in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -85,10 +96,12 @@ def init_command(
         models="models:Base",
         placeholders=settings.placeholders,
     )
+    # The commands would reach the fleet that it names.
+    unset = f"  unset {VARIABLE}\n" if VARIABLE in os.environ else ""
     for path in (*files, *made):
         echo(f"created {path}")
     echo(
-        f"\nNext:\n  cd {quote(str(directory))}\n"
+        f"\nNext:\n  cd {quote(str(directory))}\n{unset}"
         "  sqla-shard schema provision --initial\n"
         '  alembic revision --autogenerate -m "first tables"\n'
         "  sqla-shard schema upgrade\n"

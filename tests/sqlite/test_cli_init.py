@@ -24,17 +24,21 @@ def test_servers_share_the_shards(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("name", ["models.py", "topology.json", "migrations/env.py"])
-def test_no_file_is_overwritten(tmp_path, name):
+@pytest.mark.parametrize("name", ["models.py", "topology.toml", "models/a.py"])
+def test_a_folder_with_files_stays(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    (tmp_path / "README").write_text("no file of a project")
     done = invoke("init", tmp_path)
     assert done.exit_code == 1
-    assert f"{tmp_path / name.partition('/')[0]} already exists" in done.output
-    kept = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert kept == {name.rpartition("/")[2], "README"}
-    assert (tmp_path / name).read_text() == "mine"
+    assert f"{tmp_path} is not empty" in done.output
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
+
+
+def test_the_fleet_of_a_variable_is_not_meant(tmp_path):
+    there = {"SQLA_SHARD_TOPOLOGY": "zookeeper://elsewhere/fleet"}
+    done = invoke("init", tmp_path / "shop", env=there)
+    assert done.exit_code == 0, done.output
+    assert "\n  unset SQLA_SHARD_TOPOLOGY\n" in done.output
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,7 @@ def test_no_file_is_overwritten(tmp_path, name):
     [
         (["--shards", "1"], "--shards 1 is less than 2 servers"),
         (["--url", "postgresql://app@host"], "postgresql"),
+        (["--url", "mysql://app:secret@host"], "mysql://app:***@host: its password"),
     ],
 )
 def test_invalid_options_write_nothing(tmp_path, given, message):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from models import Board, User
 from sqlalchemy import select
@@ -25,8 +26,9 @@ def titles(session: ShardSession, user_id: int) -> Sequence[str]:
 
 def main() -> None:
     """Run the program."""
-    topology = os.environ.get("SQLA_SHARD_TOPOLOGY", "topology.json")
-    with Cluster.from_location(topology) as cluster:
+    here = str(Path(__file__).with_name("topology.json"))
+    location = os.environ.get("SQLA_SHARD_TOPOLOGY", here)
+    with Cluster.from_location(location) as cluster:
         user_id = cluster.run(sign_up)
         with cluster.session() as session:
             print(*titles(session, user_id))

@@ -38,6 +38,7 @@ def mysql_tables(mysql_fleet):
 def create_tables(fleet):
     """Create the tables on servers; yield a cluster, and what empties them."""
     topology = fleet.topology_mapping(shards=4, database="db_test{shard:05d}")
+    fleet.drop_databases(topology)  # those of a run that was killed
     with Cluster.from_topology(topology) as cluster:
         cluster.create_all(Base.metadata)
         yield cluster, partial(fleet.empty, topology)
