@@ -141,6 +141,7 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         )
         for name, given in MOVE_COMMANDS.items()
     },
+    "init": (("init", "project"), 0, "created"),
     "schema init": (("schema", "init", "revisions"), 0, ""),
     "schema template": (("schema", "template"), 0, ""),
     "fleet status": (("fleet", "status"), 0, "no operation"),

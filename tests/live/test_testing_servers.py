@@ -427,7 +427,8 @@ def test_query_log_can_be_cleared_and_opened_again(server):
         with log:
             ask(server, "SELECT 'before'")
             log.clear()
-            assert log.entries == ()
+            # The server may log the end of the connection after that.
+            assert {entry.command for entry in log.entries} <= {"Quit"}
             ask(server, f"SELECT {number}")
         assert log.statements[-1] == f"SELECT {number}"
         assert "SELECT 'before'" not in log.statements

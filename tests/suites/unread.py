@@ -289,6 +289,7 @@ CASES: dict[str, list[Case]] = {
         ]
         for name, more in MOVE_COMMANDS.items()
     },
+    "sqla-shard init": [Case("init project", status=0, most=0, says="", makes=True)],
     "sqla-shard completion": [_quiet("completion bash")],
 }
 
