@@ -542,6 +542,10 @@ class FullPass:
     def _marked_rows(self, one: MovedRows, after: Key | None) -> Iterator[Key]:
         self._known = {}
         for last, keys in self._marked_pages(one, after):
+            # Before both sides are read: a row that is written while the pass
+            # waits would be compared with what it was.
+            for some in grouped(one, keys).values():
+                self._limit(len(some))
             ours = self._converted(one, keys)
             for shard_id, some in grouped(one, keys).items():
                 ends = None
@@ -647,9 +651,6 @@ class FullPass:
             list(keys),
             is_same=lambda *both: not any(one.conversion.differences(*both)),
         )
-        # Before repairs: a pass that is interrupted while it waits would
-        # repair them, and not name them.
-        self._limit(len(keys))
         self._pass.rows += len(keys)
         self._pass.waiting += len(result.waiting)
         self._name(one, keys, result, ours, theirs)
@@ -742,6 +743,7 @@ class FullPass:
         self, one: MovedRows, page: Mapping[int, list[Key]]
     ) -> Iterator[Key]:
         unmarked = self._without_marks(one, list(chain(*page.values())))
+        repaired = 0
         for shard_id, keys in page.items():
             unknown = [key for key in keys if key in unmarked]
             if not self._from_legacy and unknown:
@@ -752,9 +754,11 @@ class FullPass:
                 self._repair_on_shard(one, shard_id, unknown)
             elif self._repairs and unknown:
                 self._delete(one, shard_id, unknown)
+            repaired += len(unknown)
             yield shard_id, *keys[-1]
-            if self._repairs and unknown:
-                self._limit(len(unknown))
+        # Not between shards: the application may mark rows while the pass waits.
+        if self._repairs and repaired:
+            self._limit(repaired)
 
     def _without_marks(self, one: MovedRows, keys: Collection[Key]) -> set[Key]:
         known = self._copier.existing_keys(one, keys)

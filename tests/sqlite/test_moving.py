@@ -422,6 +422,17 @@ def test_a_pass_that_is_interrupted_while_it_waits_has_repaired_nothing(
     assert verify(move).is_equal
 
 
+def test_rows_that_change_while_a_pass_waits_are_compared(move, monkeypatch):
+    copied(move)
+
+    def change(throttle, rows):
+        with move.engine.begin() as connection:
+            connection.execute(update(User.__table__).values(name="changed"))
+
+    monkeypatch.setattr(Throttle, "take", change)
+    assert verify(move, rate=1000).differences == 2
+
+
 @pytest.mark.parametrize("source", ["legacy", "shards"])
 def test_a_pass_is_resumed_after_each_page(move, tmp_path, monkeypatch, source):
     monkeypatch.setattr("sqla_shard.migrate.passes._PAGE", 1)
