@@ -35,7 +35,7 @@ from sqla_shard.util.processes import ended_by, handle_ending, waking
 _PATIENCE = 3
 #: Seconds without a finished shard after which a display is up to date.
 _MOMENT = 0.1
-#: Seconds within which a process without work ends.
+#: Seconds within which the processes without work end.
 _ENDS_WITHIN = 30.0
 #: States that apply to all shards of a server.
 _OF_SERVER = frozenset({State.UNREACHABLE, State.READ_ONLY})
@@ -297,8 +297,9 @@ class Workers:
                 process.join()
             else:
                 idle.append(process)
+        deadline = monotonic() + _ENDS_WITHIN
         for process in idle:
-            process.join(_ENDS_WITHIN)
+            process.join(max(0.0, deadline - monotonic()))
             if process.is_alive():
                 # Its outcomes are known; a lock that a thread of this process
                 # held at the fork must not stop the command for ever.

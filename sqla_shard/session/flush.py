@@ -107,14 +107,14 @@ def links_of(mapper: Mapper[Any]) -> Links:
     found = _known.get(mapper)
     if found is None:
         spec = spec_of(mapper.local_table)
-        id_attribute = _id_attribute(mapper, spec)
+        identity = tuple(
+            mapper.get_property_by_column(column).key for column in mapper.primary_key
+        )
+        id_attribute = "" if spec.id_index is None else identity[spec.id_index]
         references = tuple(_references(mapper))
         up = tuple(_filled(mapper, RelationshipDirection.MANYTOONE, here=True))
         found = _known[mapper] = Links(
-            identity=tuple(
-                mapper.get_property_by_column(column).key
-                for column in mapper.primary_key
-            ),
+            identity=identity,
             id_attribute=id_attribute,
             parent_attribute=(
                 id_attribute if spec.colocation is None else spec.colocation.field
@@ -157,13 +157,6 @@ def _linked(instances: Iterable[Any]) -> list[tuple[InstanceState[Any], Links]]:
             links = known[mapper] = links_of(mapper)
         found.append((state, links))
     return found
-
-
-def _id_attribute(mapper: Mapper[Any], spec: TableSpec) -> str:
-    if spec.id_index is None:
-        return ""
-    column = mapper.primary_key[spec.id_index]
-    return mapper.get_property_by_column(column).key
 
 
 def mapping_class(relation: Any) -> str:

@@ -140,19 +140,24 @@ def _decoded(data: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(data) // 4}f", data)
 
 
-def _euclidean(one: bytes | None, other: bytes | None) -> float | None:
-    if one is None or other is None or len(one) != len(other):
-        return None
-    return math.dist(_decoded(one), _decoded(other))
+def _cosine(one: tuple[float, ...], other: tuple[float, ...]) -> float | None:
+    size = math.hypot(*one) * math.hypot(*other)
+    return 1 - sum(map(operator.mul, one, other)) / size if size else None
 
 
-def _cosine(one: bytes | None, other: bytes | None) -> float | None:
-    if one is None or other is None or len(one) != len(other):
-        return None
-    left, right = _decoded(one), _decoded(other)
-    size = math.hypot(*left) * math.hypot(*right)
-    return 1 - sum(map(operator.mul, left, right)) / size if size else None
+def _of_stored(distance: Callable[..., float | None]) -> Callable[..., float | None]:
+    """Return a distance of stored vectors; None for NULL and other lengths."""
+
+    def distance_of(one: bytes | None, other: bytes | None) -> float | None:
+        if one is None or other is None or len(one) != len(other):
+            return None
+        return distance(_decoded(one), _decoded(other))
+
+    return distance_of
 
 
 #: The functions of MariaDB, for SQLite.
-DISTANCES = {"vec_distance_euclidean": _euclidean, "vec_distance_cosine": _cosine}
+DISTANCES = {
+    "vec_distance_euclidean": _of_stored(math.dist),
+    "vec_distance_cosine": _of_stored(_cosine),
+}
