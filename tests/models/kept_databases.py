@@ -38,9 +38,10 @@ UNION ALL
 SELECT trigger_schema, trigger_name, 1, 1
 FROM information_schema.triggers WHERE trigger_schema LIKE %(schemas)s
 """
-_TABLES = """
-SELECT CONCAT('`', table_schema, '`.`', table_name, '`'), auto_increment > 1
-FROM information_schema.tables WHERE table_schema LIKE %(schemas)s
+_NUMBERED = """
+SELECT CONCAT('`', table_schema, '`.`', table_name, '`')
+FROM information_schema.tables
+WHERE table_schema LIKE %(schemas)s AND auto_increment > 1
 """
 
 
@@ -61,7 +62,8 @@ def kept_databases(
     free = _FREE.setdefault((id(fleet), key), [])
     while free:
         stem, document, shape = free.pop()
-        if _emptied(fleet, stem) == shape:
+        fleet.empty(document)
+        if _numbered_anew(fleet, stem) == shape:
             break
         fleet.drop_databases(document)
     else:
@@ -71,7 +73,7 @@ def kept_databases(
         fleet.drop_databases(document)
         with _in_one_file(fleet):
             create(document)
-        shape = _emptied(fleet, stem)
+        shape = _numbered_anew(fleet, stem)
     yield document
     free.append((stem, document, shape))
 
@@ -85,15 +87,15 @@ def _in_one_file(fleet: ServerFleet[Any]) -> Iterator[None]:
     if not issubclass(fleet.server_class, MySQLServer):
         yield
         return
-    for value in (0, 1):
-        for server in fleet.servers:
-            server.root_execute(f"SET GLOBAL innodb_file_per_table = {value}")
-        if not value:
-            yield
+    for server in fleet.servers:
+        server.root_execute("SET GLOBAL innodb_file_per_table = OFF")
+    yield
+    for server in fleet.servers:
+        server.root_execute("SET GLOBAL innodb_file_per_table = ON")
 
 
-def _emptied(fleet: ServerFleet[Any], stem: str) -> _Shape:
-    """Empty the tables of databases; return what they are like."""
+def _numbered_anew(fleet: ServerFleet[Any], stem: str) -> _Shape:
+    """Let the local ids of empty tables begin at 1; return what tables are like."""
     shape: _Shape = []
     schemas = {"schemas": f"%{stem}%".replace("_", r"\_")}
     for server in fleet.servers:
@@ -105,16 +107,7 @@ def _emptied(fleet: ServerFleet[Any], stem: str) -> _Shape:
             )
             cursor.execute(_SHAPE, schemas)
             shape += sorted(cursor.fetchall())
-            cursor.execute(_TABLES, schemas)
-            tables = dict(cursor.fetchall())
-            if empty := [name for name, has_moved in tables.items() if not has_moved]:
-                cursor.execute(
-                    " UNION ALL ".join(
-                        f"(SELECT '{n}' FROM {n} LIMIT 1)" for n in empty
-                    )
-                )
-                tables.update((name, True) for (name,) in cursor.fetchall())
-            for name, is_used in tables.items():
-                if is_used:
-                    cursor.execute(f"TRUNCATE TABLE {name}")
+            cursor.execute(_NUMBERED, schemas)
+            for (name,) in cursor.fetchall():
+                cursor.execute(f"TRUNCATE TABLE {name}")
     return shape
