@@ -351,11 +351,14 @@ def _places_of(cls: Any, places: Places, key: Sequence[int]) -> Sequence[Place]:
     """Return the locations that a row of a spread list may have.
 
     :param key: source and target.
+    :raises InvalidIdError: if one of them is not an object id.
     """
     source_id, target_id = key
+    definition = link(cls)
+    target_id = definition.target.layout.check(target_id)
     return [
         piece_place(cls, places, source_id, piece)
-        for piece in pieces_of(link(cls), target_id)
+        for piece in pieces_of(definition, target_id)
     ]
 
 

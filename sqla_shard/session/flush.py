@@ -567,7 +567,8 @@ def _check_identity(
     """Refuse a primary key with which the row would not be found any more."""
     names = links_of(state.mapper).identity
     values = [state.dict.get(name) for name in names]
-    if None in values:
+    # Not `None in values`, which compares: an SQL expression has no truth.
+    if any(value is None for value in values):
         return  # SQLAlchemy refuses it
     if spec.places_of is not None:
         shard_id = spec.places_of(session.places, values)[0].shard_id

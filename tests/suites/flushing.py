@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import event, inspect, select, text
+from sqlalchemy import event, func, inspect, select, text
 from sqlalchemy.orm import make_transient
 from sqlalchemy.orm.exc import StaleDataError
 
@@ -344,6 +344,14 @@ class Colocation(_Writing):
         with pytest.raises(exc.ColocationError, match="cannot move") as caught:
             session.flush()
         assert caught.value.field == "id"
+        assert log.executions == ()
+
+    def test_an_expression_as_an_id(self, session, log, pins):
+        pin = session.get(Pin, pins[0])
+        log.take()
+        pin.id = func.abs(Pin.id)
+        with pytest.raises(exc.InvalidIdError, match="abs"):
+            session.flush()
         assert log.executions == ()
 
     def test_a_parent_moved_to_another_shard(self, session, log, pins):

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, func, insert, select
 
 from sqla_shard import exc, pack, scatter, unpack
 from sqla_shard.models.deletion import delete_object
@@ -109,6 +109,10 @@ class Writing:
             row = session.get_one(Stars, {"source_id": ada, "target_id": fan})
             row.source_id = pack(unpack(ada).shard_id + 1, 1, unpack(bob).local_id)
             with pytest.raises(exc.ColocationError, match="cannot move"):
+                session.flush()
+            session.rollback()
+            row.target_id = func.abs(Stars.target_id)
+            with pytest.raises(exc.InvalidIdError, match="abs"):
                 session.flush()
 
     def test_many_at_once(self, cluster, rng):
