@@ -8,7 +8,7 @@ from shlex import quote
 
 import click
 
-from sqla_shard.cli.options import pass_global_settings, Settings, VARIABLE
+from sqla_shard.cli.options import VARIABLE
 from sqla_shard.cli.output import echo, examples
 
 #: What is copied: models, a program, and its tests.
@@ -41,10 +41,7 @@ _REVISIONS = "migrations"
     default=64,
     help="Number of virtual shards.",
 )
-@pass_global_settings
-def init_command(
-    settings: Settings, directory: Path, urls: tuple[str, ...], shards: int
-) -> None:
+def init_command(directory: Path, urls: tuple[str, ...], shards: int) -> None:
     """Write a new project into DIRECTORY: topology, models, revisions, tests.
 
     DIRECTORY must be new or empty.
@@ -53,7 +50,7 @@ def init_command(
 
     from sqla_shard import schema
     from sqla_shard.testing.topology_documents import topology_document
-    from sqla_shard.topology import to_json, Topology
+    from sqla_shard.topology import DEFAULT_PLACEHOLDERS, to_json, Topology
     from sqla_shard.util.masking import redact
 
     urls = urls or ("sqlite:///data/server1", "sqlite:///data/server2")
@@ -64,8 +61,8 @@ def init_command(
     names = {f"server{number}": url for number, url in enumerate(urls, 1)}
     topology = Topology.from_mapping(
         topology_document(names, shards),
-        placeholders=settings.placeholders,
-        environ=settings.blank,
+        # The program that is written allows no others.
+        environ=dict.fromkeys(DEFAULT_PLACEHOLDERS, ""),
     )
     for url in urls:
         password = make_url(url).password
@@ -94,7 +91,6 @@ def init_command(
         topology=directory / _TOPOLOGY,
         config=directory / _CONFIG,
         models="models:Base",
-        placeholders=settings.placeholders,
     )
     # The commands would reach the fleet that it names.
     unset = f"  unset {VARIABLE}\n" if VARIABLE in os.environ else ""

@@ -34,6 +34,14 @@ def test_a_folder_with_files_stays(tmp_path, name):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
 
 
+def test_a_placeholder_that_the_program_would_refuse_is_refused(tmp_path):
+    url = "--url=mysql://app:${DB_PW}@host"
+    done = invoke("--placeholder", "DB_PW", "init", tmp_path / "shop", url)
+    assert done.exit_code == 1
+    assert "${DB_PW} is not a placeholder" in done.output
+    assert not (tmp_path / "shop").exists()
+
+
 def test_the_fleet_of_a_variable_is_not_meant(tmp_path):
     there = {"SQLA_SHARD_TOPOLOGY": "zookeeper://elsewhere/fleet"}
     done = invoke("init", tmp_path / "shop", env=there)
