@@ -191,7 +191,7 @@ def due_rows(
     :param ages: the states, and how long rows must have been due.
     :returns: the groups, and the servers that were not read.
     """
-    if not queues:
+    if not queues or not ages:
         return [], []
     groups = [
         (state, name, priority)

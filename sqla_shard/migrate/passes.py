@@ -45,6 +45,7 @@ from sqla_shard.migrate.copies import (
     claim_page,
     Claimed,
     MarkedRows,
+    one_read,
     read_images,
     Row,
     snapshot,
@@ -350,6 +351,8 @@ def reconcile(
     :param max_lag: as for :func:`backfill`.
     :param passes: maximum number of passes.
     :param position: as for :func:`verify`, for the pass that is interrupted.
+        When it is resumed, it names what it had found, too; the next pass
+        repairs what it had not repaired.
     :param on_progress: as for :func:`verify`.
     :param on_pass: called after each pass.
     :returns: the last pass.
@@ -419,7 +422,9 @@ _PAGE = 1000
 #: Maximum number of characters that are shown of a value.
 _SHOWN = 200
 
-#: Reads the rows of a table after a key, and yields that of each page.
+#: Reads the rows of a table after a key, and yields that of each page: when all
+#: rows that differ are named, and before the first one is repaired.  What was
+#: named is then in the position, and a pass that is resumed reports it.
 _Walk: TypeAlias = Callable[[MovedRows, Key | None], Iterator[Key]]
 
 
@@ -529,12 +534,14 @@ class FullPass:
                     self._pass.waiting += 1
                 else:
                     self._find(one, key, (), "written without a mark")
-            if self._from_legacy and self._repairs and found:
-                self._limit(len(found))
-                self._repair_rows(one, found)
+            repairs = found if self._from_legacy and self._repairs else {}
+            if repairs:
+                self._limit(len(repairs))
+            if end or found:
+                yield end or [*found][-1]
+            self._repair_rows(one, repairs)
             if end is None:
                 return
-            yield end
             after = end
 
     # -- rows that both sides should have
@@ -547,6 +554,7 @@ class FullPass:
             for some in grouped(one, keys).values():
                 self._limit(len(some))
             ours = self._converted(one, keys)
+            different: dict[int, list[Key]] = {}
             for shard_id, some in grouped(one, keys).items():
                 ends = None
                 if isinstance(one, MovedTable):
@@ -555,10 +563,15 @@ class FullPass:
                         key if key and [*grouped(one, [key])] == [shard_id] else None
                         for key in (after, last)
                     ]
-                self._compare(
+                different[shard_id] = self._compare(
                     one, shard_id, {there: keys[there] for there in some}, ours, ends
                 )
             yield last
+            if self._from_legacy:
+                self._repair_rows(one, [keys[k] for k in chain(*different.values())])
+            else:
+                for shard_id, some in different.items():
+                    self._repair_on_shard(one, shard_id, some)
             after = last
 
     def _marked_pages(
@@ -629,13 +642,14 @@ class FullPass:
         keys: Mapping[Key, Key],
         ours: Seen,
         ends: Sequence[Key | None] | None,
-    ) -> None:
-        """Compare rows of one shard.
+    ) -> list[Key]:
+        """Compare rows of one shard, and name those that differ.
 
         :param keys: keys in the database by those on the shard.
         :param ours: the rows of the database, and those of other shards.
         :param ends: the key before the first one on the shard, and the last
             one, if others are on it; None if the keys are not in order.
+        :returns: the keys of rows to repair.
         """
         part = one.on(self._move.cluster, shard_id)
         with part.begin() as connection:
@@ -654,12 +668,8 @@ class FullPass:
         self._pass.rows += len(keys)
         self._pass.waiting += len(result.waiting)
         self._name(one, keys, result, ours, theirs)
-        different = [*result.different, *result.unmarked]
-        if self._from_legacy:
-            self._repair_rows(one, [keys[other] for other in different])
-        else:
-            self._repair_on_shard(one, shard_id, different)
         self._on_progress(one.name, len(keys))
+        return [*result.different, *result.unmarked]
 
     def _name(
         self,
@@ -750,13 +760,12 @@ class FullPass:
                 unknown = self._not_waiting(one, shard_id, unknown)
             for there in unknown:
                 self._find(one, None, there, "only the shards have it")
+            yield shard_id, *keys[-1]
             if not self._from_legacy:
                 self._repair_on_shard(one, shard_id, unknown)
             elif self._repairs and unknown:
                 self._delete(one, shard_id, unknown)
             repaired += len(unknown)
-            yield shard_id, *keys[-1]
-        # Not between shards: the application may mark rows while the pass waits.
         if self._repairs and repaired:
             self._limit(repaired)
 
@@ -765,7 +774,7 @@ class FullPass:
         if isinstance(one, MovedTable):
             # They are those of marks.
             return {key for key in keys if key not in known}
-        with snapshot(self._move.engine) as connection:
+        with one_read(self._move.engine) as connection:
             marks = one.marks.marks_of(connection, set(known.values()))
         return {key for key in keys if known.get(key) not in marks}
 
@@ -783,12 +792,16 @@ class FullPass:
         """Delete rows that another program has inserted.
 
         A row of a copy has a mark in the database before, so these are not
-        on their way.
+        on their way, unless the application has inserted the same row since
+        they were read.  A copy waits for the marks that are locked here.
         """
         part = one.on(self._move.cluster, shard_id)
         with part.begin() as connection:
             DatabaseFence().enter_as(connection, self._now)
-            part.delete(keys)
+            versions = dict.fromkeys(keys, 0)
+            part.marks.receive(connection, versions, number=self._now.round)
+            unmarked = self._without_marks(one, keys)
+            part.delete([key for key in keys if key in unmarked])
 
 
 def _described(difference: AttributeDifference) -> str:

@@ -729,11 +729,16 @@ class ShardPart:
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """Begin a transaction on the shard."""
+        """Begin a transaction on the shard, whose reads have one snapshot."""
         with self._cluster.begin(cache=False, info={COPYING: True}) as session:
             session.shows_hidden = True
             self._session = session
-            yield session._view(self._place)
+            place = self._place
+            connection = session.root_connection(place)
+            if session.reads_latest(place):
+                # Marks, rows and their number are read by several statements.
+                place.backend.begin_locking(connection)
+            yield session._view(place)
 
     def begin_marking(self) -> AbstractContextManager[Connection]:
         """Begin a transaction that only writes marks."""

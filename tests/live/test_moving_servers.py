@@ -12,10 +12,12 @@ from time import monotonic
 import pytest
 from sqlalchemy import insert, update
 
+from sqla_shard import Cluster, unpack
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.passes import backfill, reconcile, verify
 from sqla_shard.migrate.stage_changes import copy_waiting, Switch
 from sqla_shard.migrate.stages import DatabaseFence
+from sqla_shard.migrate.tables import COPYING
 from tests.models.moving_app import (
     Base,
     open_move,
@@ -23,6 +25,7 @@ from tests.models.moving_app import (
     Posts,
     Sharded,
     ShardedPost,
+    ShardedUser,
     User,
     WRITTEN_AT,
 )
@@ -181,6 +184,27 @@ def test_a_write_that_bypasses_the_session_is_found_and_named(scene):
         object_id = move.object_id("posts", 5)
         assert session.get(ShardedPost, object_id).title == "other"
     switch.go("reading")
+
+
+def test_reads_of_a_shard_have_one_snapshot(scene):
+    move, environ = scene
+    with move.cluster.begin(info={COPYING: True}) as session:
+        user = ShardedUser(name="one")
+        session.add(user)
+        session.flush()
+        user_id = user.id
+    options = {"isolation_level": "READ COMMITTED"}
+    with Cluster.from_file(
+        environ["MOVING_TOPOLOGY"], engine_options=options
+    ) as cluster:
+        part = move.tables["users"].on(cluster, unpack(user_id).shard_id)
+        with part.begin():
+            assert part.count(None, None) == 1
+            with move.cluster.begin(info={COPYING: True}) as session:
+                session.delete(session.get(ShardedUser, user_id))
+            assert part.count(None, None) == 1
+        with part.begin():
+            assert part.count(None, None) == 0
 
 
 class Unfenced(DatabaseFence):

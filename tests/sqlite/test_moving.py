@@ -33,6 +33,7 @@ from sqla_shard.exc import (
     VerifyPositionError,
 )
 from sqla_shard.migrate import Declaration, Lookup, Move, Moved, Owner
+from sqla_shard.migrate.copier import Copier
 from sqla_shard.migrate.copies import read_images
 from sqla_shard.migrate.marks import KeyPart
 from sqla_shard.migrate.passes import backfill, Pass, reconcile, replicas, verify
@@ -398,6 +399,70 @@ def _resumed(work, file, monkeypatch):
     pytest.fail("it does not end")
 
 
+@pytest.mark.parametrize("source", ["legacy", "shards"])
+def test_a_pass_that_dies_after_a_repair_reports_what_it_has_found(
+    move, tmp_path, monkeypatch, source
+):
+    """Also what it has found on the other shards of the page."""
+
+    class Killed(BaseException):
+        pass
+
+    copied(move)
+    if source == "shards":
+        switched(move)
+    with move.engine.begin() as connection:
+        connection.execute(update(User.__table__).values(name="changed"))
+        connection.execute(insert(User.__table__), [{"id": 9, "name": "new"}])
+    for _ in range(2):
+        with move.cluster.begin(info={COPYING: True}) as session:
+            session.add(ShardedUser(name="of no row"))
+    expected = verify(move)
+    assert expected.differences == 5
+
+    died = []
+
+    def dying(repair):
+        def repair_and_die(*args, **options):
+            repair(*args, **options)
+            died.append(repair)
+            raise Killed
+
+        return repair_and_die
+
+    file = tmp_path / "position.json"
+    with monkeypatch.context() as patch:
+        for owner, name in ((Copier, "copy_or_log"), (ShardPart, "delete")):
+            patch.setattr(owner, name, dying(getattr(owner, name)))
+        for _ in range(10):
+            with suppress(Killed):
+                found = reconcile(move, passes=1, position=file)
+                break
+    assert len(died) > 1
+    assert found.found == expected.found
+    reconcile(move)
+    # A row of the database is not deleted.
+    assert verify(move).differences == (0 if source == "legacy" else 1)
+
+
+def test_a_row_that_appears_while_a_pass_deletes_it_stays(move, monkeypatch):
+    copied(move)
+    users = [move.object_id("users", key) for key in (1, 2)]
+    with move.cluster.begin(info={COPYING: True}) as session:
+        UserFollowsUser.put(session, *users, 7)
+    add = Pass.add
+
+    def follow(result, found):
+        add(result, found)
+        with move._sessions.begin() as session:
+            session.get(User, 1).following = [session.get(User, 2)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pass, "add", follow)
+        assert reconcile(move, passes=1).differences == 1
+    assert verify(move).is_equal
+
+
 @pytest.mark.parametrize("mark", [True, False])
 def test_a_pass_that_is_interrupted_while_it_waits_has_repaired_nothing(
     move, tmp_path, monkeypatch, mark
@@ -460,6 +525,8 @@ def test_a_pass_is_resumed_after_each_page(move, tmp_path, monkeypatch, source):
     repaired, _ = _resumed(partial(reconcile, move, passes=1), file, monkeypatch)
     assert repaired.found == expected.found
     assert not file.exists()
+    # It died after each page, before it was repaired.
+    reconcile(move)
     # A row of the database is not deleted.
     left = 0 if source == "legacy" else 1
     assert verify(move).differences == left

@@ -23,7 +23,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.jobs import claims, JobState, task
 from sqla_shard.jobs.claims import extend
-from sqla_shard.jobs.survey import due_jobs
+from sqla_shard.jobs.survey import due_jobs, due_rows
 from sqla_shard.jobs.tasks import DEFAULT, Exponential, Linear, Task
 from sqla_shard.jobs.transactions import clean_up
 from tests.models.job_models import (
@@ -455,6 +455,8 @@ class WorkerMaintenance(Suite):
             (4, 2),
         ]
         assert due_jobs(cluster, ["other"]) == ([], [])
+        # As by delete_of() without states.
+        assert due_rows(cluster, ["adding"], {}) == ([], [])
 
     def test_lost_claims_are_recovered_once(self, cluster, near):
         with cluster.begin() as session:
