@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from shlex import quote
 
@@ -83,15 +84,21 @@ def init_command(directory: Path, urls: tuple[str, ...], shards: int) -> None:
         if path.suffix in (".py", ".ini")
     }
     files[directory / _TOPOLOGY] = to_json(topology)
-    for path, content in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    made = schema.init(
-        directory / _REVISIONS,
-        topology=directory / _TOPOLOGY,
-        config=directory / _CONFIG,
-        models="models:Base",
-    )
+    files[directory / ".gitignore"] = b"__pycache__/\n/data/\n"
+    try:
+        for path, content in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        made = schema.init(
+            directory / _REVISIONS,
+            topology=directory / _TOPOLOGY,
+            config=directory / _CONFIG,
+            models="models:Base",
+        )
+    except BaseException:
+        # A half would be refused by the next run; what is in it is ours.
+        shutil.rmtree(directory.resolve(), ignore_errors=True)
+        raise
     # The commands would reach the fleet that it names.
     unset = f"  unset {VARIABLE}\n" if VARIABLE in os.environ else ""
     for path in (*files, *made):

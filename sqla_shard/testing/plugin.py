@@ -43,7 +43,8 @@ lines of the run have the number of such tests.  If servers are required the
 test fails instead: a run that tests nothing must not pass.
 
 Options: ``--shard-servers N``, the size of the fleet (4).  Under
-pytest-xdist each worker has a fleet of its own.
+pytest-xdist each worker has a fleet of its own, except on servers of
+``SQLA_SHARD_TEST_SERVERS``: there its databases need names of their own.
 
 Environment variables:
 

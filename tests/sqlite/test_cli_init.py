@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -22,6 +24,30 @@ def test_servers_share_the_shards(tmp_path):
         {"name": "server1", "primary": urls[0], "shards": [0, 2]},
         {"name": "server2", "primary": urls[1], "shards": [3, 4]},
     ]
+
+
+def test_a_linter_with_its_defaults_finds_nothing(tmp_path):
+    pytest.importorskip("ruff", reason="the lint group is not installed")
+    assert invoke("init", tmp_path / "shop").exit_code == 0
+    ruff = [sys.executable, "-m", "ruff"]
+    for check in (["check", "--extend-select=I"], ["format", "--check"]):
+        subprocess.run(
+            [*ruff, *check, "--isolated", "--no-cache", "."],
+            cwd=tmp_path / "shop",
+            check=True,
+        )
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    # The paths of the first files are short enough, that of the last is not.
+    project = tmp_path
+    while len(bytes(project)) < 3850:
+        project /= "x" * 200
+    project /= "y" * (4096 - len(bytes(project)) - len("/y/migrations/README"))
+    done = invoke("init", project)
+    assert done.exit_code == 1
+    assert "File name too long" in done.output
+    assert not project.exists()
 
 
 @pytest.mark.parametrize("name", ["models.py", "topology.toml", "models/a.py"])

@@ -4,10 +4,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from models import Board, User
+from sqla_shard import Cluster, ShardSession
 from sqlalchemy import select
 
-from sqla_shard import Cluster, ShardSession
+from models import Board, User
 
 
 def sign_up(session: ShardSession) -> int:

@@ -1,12 +1,13 @@
 """A cluster with empty tables for each test."""
 
+import os
 from functools import partial
 
 import pytest
-from models import Base
-
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
+
+from models import Base
 
 
 @pytest.fixture(params=["sqlite", "mariadb", "mysql"])
@@ -37,7 +38,9 @@ def mysql_tables(mysql_fleet):
 
 def create_tables(fleet):
     """Create the tables on servers; yield a cluster, and what empties them."""
-    topology = fleet.topology_mapping(shards=4, database="db_test{shard:05d}")
+    # Processes of pytest-xdist share the servers of SQLA_SHARD_TEST_SERVERS.
+    database = "db_" + os.environ.get("PYTEST_XDIST_WORKER", "test") + "{shard:05d}"
+    topology = fleet.topology_mapping(shards=4, database=database)
     fleet.drop_databases(topology)  # those of a run that was killed
     with Cluster.from_topology(topology) as cluster:
         cluster.create_all(Base.metadata)

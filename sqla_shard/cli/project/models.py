@@ -1,8 +1,7 @@
 """Object classes: each has a table on every virtual shard."""
 
+from sqla_shard import ObjectMixin, blob_field
 from sqlalchemy.orm import DeclarativeBase, Mapped
-
-from sqla_shard import blob_field, ObjectMixin
 
 
 class Base(DeclarativeBase):

@@ -167,10 +167,8 @@ def _with_models(text: str, models: str) -> str:
     metadata = name + path
     if metadata.rpartition(".")[2] != "metadata":
         metadata += ".metadata"
-    imported = "from alembic import context\n"
-    text = text.replace(imported, f"{imported}from {module} import {name}\n")
     return re.sub(
         r"# Import .*\ntarget_metadata = .*",
-        lambda _: f"target_metadata = {metadata}",
+        lambda _: f"from {module} import {name}\n\ntarget_metadata = {metadata}",
         text,
     )

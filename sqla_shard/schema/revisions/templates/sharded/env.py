@@ -1,7 +1,6 @@
 """Alembic runs this file for every command."""
 
 from alembic import context
-
 from sqla_shard.schema import run_env
 
 # Import your models here: from myapp.models import Base
