@@ -18,18 +18,15 @@ from typing import Any, TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from sqla_shard.cli.output import CommandT, with_options
+from sqla_shard.cli.output import CommandT, option
 
 if TYPE_CHECKING:
     from sqla_shard.cluster.cluster import Cluster
 
-models_option = with_options(
-    click.option(
-        "--models",
-        metavar="MODULE",
-        multiple=True,
-        help="Module to import, such as shop.models; repeatable.",
-    )
+models_option = option(
+    "--models MODULE",
+    "Module to import, such as shop.models; repeatable.",
+    multiple=True,
 )
 
 
@@ -127,16 +124,13 @@ IN_MEMORY = "dogpile.cache.memory"
 
 
 def _cache_option(required: bool, text: str) -> Callable[[CommandT], CommandT]:
-    return with_options(
-        click.option(
-            "--cache",
-            metavar="FILE",
-            required=required,
-            envvar="SQLA_SHARD_CACHE",
-            show_envvar=True,
-            type=click.Path(exists=True, dir_okay=False),
-            help=text,
-        )
+    return option(
+        "--cache FILE",
+        text,
+        click.Path(exists=True, dir_okay=False),
+        required=required,
+        envvar="SQLA_SHARD_CACHE",
+        show_envvar=True,
     )
 
 

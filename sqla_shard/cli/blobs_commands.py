@@ -16,9 +16,10 @@ from sqla_shard.cli.options import (
     Settings,
 )
 from sqla_shard.cli.output import (
+    command,
     data_option,
     end,
-    examples,
+    option,
     print_report,
     ProgressLines,
     with_options,
@@ -36,12 +37,11 @@ from sqla_shard.upkeep.blobs import (
 
 _class_option = with_options(
     models_option,
-    click.option(
-        "--class",
-        "name",
-        metavar="NAME",
+    option(
+        "--class NAME",
+        'Class of these modules with compression="zstd".',
+        to="name",
         required=True,
-        help='Class of these modules with compression="zstd".',
     ),
 )
 
@@ -74,33 +74,25 @@ def _run(
     return report
 
 
-@click.command(
+@command(
     "train",
-    epilog=examples(
-        "sqla-shard blobs train --models shop.models --class Pin --dry-run",
-        "sqla-shard blobs train --models shop.models --class Pin",
-    ),
+    "sqla-shard blobs train --models shop.models --class Pin --dry-run",
+    "sqla-shard blobs train --models shop.models --class Pin",
 )
 @_class_option
-@click.option(
-    "--rows",
-    metavar="N",
-    type=click.IntRange(min=100),
+@option(
+    "--rows N",
+    "Maximum number of rows to read.",
+    click.IntRange(min=100),
     default=20_000,
-    help="Maximum number of rows to read.",
 )
-@click.option(
-    "--seconds",
-    metavar="S",
-    type=FiniteRange(least=0, is_open=True),
+@option(
+    "--seconds S",
+    "Time in which rows are read.",
+    FiniteRange(0, is_open=True),
     default=60.0,
-    help="Time in which rows are read.",
 )
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Print the expected ratio; do not store the dictionary.",
-)
+@option("--dry-run", "Print the expected ratio; do not store the dictionary.")
 @data_option
 @pass_settings
 def train_command(
@@ -120,20 +112,17 @@ def train_command(
     end(is_good=True, is_read=report.ok)
 
 
-@click.command(
+@command(
     "activate",
-    epilog=examples(
-        "sqla-shard blobs activate --models shop.models --class Pin",
-        "sqla-shard blobs activate --models shop.models --class Pin \\",
-        "    --version 1",
-    ),
+    "sqla-shard blobs activate --models shop.models --class Pin",
+    "sqla-shard blobs activate --models shop.models --class Pin \\",
+    "    --version 1",
 )
 @_class_option
-@click.option(
-    "--version",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Version of the dictionary; the newest by default.",
+@option(
+    "--version N",
+    "Version of the dictionary; the newest by default.",
+    click.IntRange(min=1),
 )
 @data_option
 @pass_settings
@@ -153,10 +142,7 @@ def activate_command(
     end(is_good=True, is_read=report.ok)
 
 
-@click.command(
-    "deactivate",
-    epilog=examples("sqla-shard blobs deactivate --models shop.models --class Pin"),
-)
+@command("deactivate", "sqla-shard blobs deactivate --models shop.models --class Pin")
 @_class_option
 @data_option
 @pass_settings
@@ -171,21 +157,18 @@ def deactivate_command(
     end(is_good=True, is_read=report.ok)
 
 
-@click.command(
+@command(
     "rewrite",
-    epilog=examples(
-        "sqla-shard blobs rewrite --models shop.models --class Pin \\",
-        "    --rate 2000 --resume pins.json",
-    ),
+    "sqla-shard blobs rewrite --models shop.models --class Pin \\",
+    "    --rate 2000 --resume pins.json",
 )
 @_class_option
 @rate_option
-@click.option(
-    "--batch",
-    metavar="N",
-    type=click.IntRange(min=1),
+@option(
+    "--batch N",
+    "Maximum number of rows of a transaction.",
+    click.IntRange(min=1),
     default=200,
-    help="Maximum number of rows of a transaction.",
 )
 @resume_option
 @data_option
@@ -208,12 +191,7 @@ def rewrite_command(
     end(is_good=not report.unreadable_rows, is_read=not report.unreachable)
 
 
-@click.command(
-    "check",
-    epilog=examples(
-        "sqla-shard blobs check --models shop.models --class Pin --rate 5000"
-    ),
-)
+@command("check", "sqla-shard blobs check --models shop.models --class Pin --rate 5000")
 @_class_option
 @rate_option
 @data_option
@@ -235,15 +213,13 @@ def check_command(
     end(is_good=not report.unreadable_rows, is_read=not report.unreachable)
 
 
-@click.command(
+@command(
     "status",
-    epilog=examples(
-        "sqla-shard blobs status --models shop.models --class Pin",
-        "sqla-shard blobs status --models shop.models --class Pin --rows",
-    ),
+    "sqla-shard blobs status --models shop.models --class Pin",
+    "sqla-shard blobs status --models shop.models --class Pin --rows",
 )
 @_class_option
-@click.option("--rows", is_flag=True, help="Count rows and bytes; reads all rows.")
+@option("--rows", "Count rows and bytes; reads all rows.")
 @data_option
 @pass_settings
 def status_command(

@@ -8,18 +8,16 @@ from contextlib import contextmanager, ExitStack
 from functools import partial
 from typing import Any
 
-import click
-
 from sqla_shard.cache.regions import load_regions, open_region
 from sqla_shard.cache.stores import Store
 from sqla_shard.cache.stores.memcached import NodeStats
 from sqla_shard.cli.application_options import IN_MEMORY, regions_option
 from sqla_shard.cli.options import pass_settings, Settings
 from sqla_shard.cli.output import (
+    command,
     data_option,
     echo,
     end,
-    examples,
     lines_option,
     print_data,
 )
@@ -46,12 +44,10 @@ from sqla_shard.outbox.invalidations import (
 )
 
 
-@click.command(
+@command(
     "repair",
-    epilog=examples(
-        "sqla-shard cache repair --cache cache.toml",
-        "sqla-shard cache repair --cache cache.toml --once --json",
-    ),
+    "sqla-shard cache repair --cache cache.toml",
+    "sqla-shard cache repair --cache cache.toml --once --json",
 )
 @regions_option
 @interval_option
@@ -114,12 +110,10 @@ def _state(report: DrainReport) -> list[str]:
     return [*left, *unknown, *map(str, report.unreachable)]
 
 
-@click.command(
+@command(
     "stats",
-    epilog=examples(
-        "sqla-shard cache stats --cache cache.toml",
-        "sqla-shard cache stats --cache cache.toml --json",
-    ),
+    "sqla-shard cache stats --cache cache.toml",
+    "sqla-shard cache stats --cache cache.toml --json",
 )
 @regions_option
 @data_option

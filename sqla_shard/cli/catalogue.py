@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from sqla_shard.cli.groups import LazyGroup, Sections
+from sqla_shard.cli.output import option
 
 #: Commands and groups of the program.
 PROGRAM: Sections = {
@@ -112,25 +113,21 @@ _SCHEMA: Sections = {
 
 
 @click.group("schema", cls=LazyGroup, sections=_SCHEMA)
-@click.option(
-    "-c",
-    "--config",
-    "ini",
-    metavar="PATH",
+@option(
+    "-c --config PATH",
+    "Configuration file of alembic; alembic.ini by default.",
+    click.Path(path_type=Path),
+    to="ini",
     envvar="ALEMBIC_CONFIG",
     show_envvar=True,
-    type=click.Path(path_type=Path),
     default=Path("alembic.ini"),
     show_default=False,
-    help="Configuration file of alembic; alembic.ini by default.",
 )
-@click.option(
-    "-n",
-    "--name",
-    metavar="SECTION",
+@option(
+    "-n --name SECTION",
+    "Section of that file, for a keyspace with its own revisions.",
     default="alembic",
     show_default=False,
-    help="Section of that file, for a keyspace with its own revisions.",
 )
 @click.pass_context
 def schema_command(ctx: click.Context, ini: Path, name: str) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import NoInspectionAvailable
 from sqla_shard.cli.application_options import cache_of_option, models_option, names
 from sqla_shard.cli.monitor_commands import open_load_store
 from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
-from sqla_shard.cli.output import echo, examples
+from sqla_shard.cli.output import command, echo, option
 from sqla_shard.cli.schema_commands import configurations
 from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.cluster.cluster import Cluster
@@ -28,63 +28,42 @@ from sqla_shard.topology.follow import is_zookeeper
 _PORT = 8417
 
 
-@click.command(
+@command(
     "dashboard",
-    epilog=examples(
-        "sqla-shard dashboard",
-        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod dashboard \\",
-        "    --models shop.models --config alembic.ini --cache cache.toml",
-        "ssh -L 8417:127.0.0.1:8417 operator@host  # to look from elsewhere",
-    ),
+    "sqla-shard dashboard",
+    "sqla-shard -t zookeeper://zk1,zk2,zk3/prod dashboard \\",
+    "    --models shop.models --config alembic.ini --cache cache.toml",
+    "ssh -L 8417:127.0.0.1:8417 operator@host  # to look from elsewhere",
 )
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    metavar="ADDRESS",
-    help="Address of the loopback interface.",
-)
-@click.option(
-    "--port",
-    default=_PORT,
-    type=click.IntRange(0, 65_535),
-    help="Port; 0 for a free one.",
-)
+@option("--host ADDRESS", "Address of the loopback interface.", default="127.0.0.1")
+@option("--port", "Port; 0 for a free one.", click.IntRange(0, 65_535), default=_PORT)
 @models_option
-@click.option(
-    "-c",
-    "--config",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False),
-    help="alembic.ini, to compare the revisions of shards with the newest.",
+@option(
+    "-c --config FILE",
+    "alembic.ini, to compare the revisions of shards with the newest.",
+    click.Path(exists=True, dir_okay=False),
 )
-@click.option(
-    "--cache",
-    metavar="FILE",
+@option(
+    "--cache FILE",
+    "TOML file of the application's cache, to show its nodes.",
+    click.Path(exists=True, dir_okay=False),
     envvar="SQLA_SHARD_CACHE",
     show_envvar=True,
-    type=click.Path(exists=True, dir_okay=False),
-    help="TOML file of the application's cache, to show its nodes.",
 )
-@click.option(
-    "--load-directory",
-    metavar="PATH",
-    help="Directory in which the processes of this machine publish their load.",
+@option(
+    "--load-directory PATH",
+    "Directory in which the processes of this machine publish their load.",
 )
-@click.option(
-    "--load-region",
-    metavar="NAME",
-    help="Region of --cache in which the processes publish their load.",
+@option(
+    "--load-region NAME", "Region of --cache in which the processes publish their load."
 )
-@click.option(
-    "--timeout",
-    metavar="SECONDS",
+@option(
+    "--timeout SECONDS",
+    "Seconds to wait for the state of a server.",
+    FiniteRange(0.1, 60.0),
     default=2.0,
-    type=FiniteRange(least=0.1, most=60.0),
-    help="Seconds to wait for the state of a server.",
 )
-@click.option(
-    "--allow-changes", is_flag=True, help="Add buttons that retry and delete jobs."
-)
+@option("--allow-changes", "Add buttons that retry and delete jobs.")
 @pass_settings
 def dashboard_command(
     settings: Settings,

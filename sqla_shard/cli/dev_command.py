@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from sqla_shard.cli.options import VARIABLE
-from sqla_shard.cli.output import data_option, echo, examples, FAILED, print_data
+from sqla_shard.cli.output import command, data_option, echo, FAILED, option, print_data
 from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.fleet import Account, Accounts
 from sqla_shard.fleet.replication import replication_kind
@@ -207,62 +207,40 @@ def add_accounts(server: DatabaseServer, accounts: Accounts) -> None:
             cursor.execute(f"GRANT {allowed} ON *.* TO {name}")
 
 
-@click.command(
+@command(
     "up",
-    epilog=examples(
-        "sqla-shard dev up --server mysql --servers 3 --shards 64",
-        "sqla-shard dev up --servers 2 --pairs --zookeeper --memcached",
-    ),
+    "sqla-shard dev up --server mysql --servers 3 --shards 64",
+    "sqla-shard dev up --servers 2 --pairs --zookeeper --memcached",
 )
-@click.option(
+@option(
     "--server",
-    "kind",
-    type=click.Choice([*_KINDS]),
+    "Kind of the servers.",
+    click.Choice([*_KINDS]),
+    to="kind",
     default="mariadb",
     show_default=True,
-    help="Kind of the servers.",
 )
-@click.option(
-    "--servers",
-    metavar="N",
-    type=click.IntRange(1, 64),
-    default=2,
-    help="Number of servers.",
-)
-@click.option(
-    "--shards",
-    metavar="N",
-    type=click.IntRange(1, 4096),
-    default=64,
-    help="Number of virtual shards.",
-)
-@click.option(
-    "--lookup",
-    metavar="N",
-    type=click.IntRange(0, 4096),
+@option("--servers N", "Number of servers.", click.IntRange(1, 64), default=2)
+@option("--shards N", "Number of virtual shards.", click.IntRange(1, 4096), default=64)
+@option(
+    "--lookup N",
+    "Number of shards of the keyspace lookup; 0 for none.",
+    click.IntRange(0, 4096),
     default=0,
-    help="Number of shards of the keyspace lookup; 0 for none.",
 )
-@click.option(
-    "--pairs",
-    is_flag=True,
-    help="A standby for each server, and accounts for sqla-shard fleet.",
-)
-@click.option(
+@option("--pairs", "A standby for each server, and accounts for sqla-shard fleet.")
+@option(
     "--spare",
-    is_flag=True,
-    help="With --pairs: another pair, without shards, for sqla-shard fleet "
-    "split and move.",
+    "With --pairs: another pair, without shards, for sqla-shard fleet split and move.",
 )
-@click.option("--zookeeper", is_flag=True, help="A ZooKeeper with the topology.")
-@click.option("--memcached", is_flag=True, help="A memcached.")
-@click.option(
-    "--file",
-    "path",
-    metavar="PATH",
-    type=click.Path(path_type=Path, dir_okay=False),
+@option("--zookeeper", "A ZooKeeper with the topology.")
+@option("--memcached", "A memcached.")
+@option(
+    "--file PATH",
+    "Topology file to write; it is removed at the end.",
+    click.Path(path_type=Path, dir_okay=False),
+    to="path",
     default=Path("topology.json"),
-    help="Topology file to write; it is removed at the end.",
 )
 @data_option
 def up_command(path: Path, as_data: bool, **options: Any) -> None:

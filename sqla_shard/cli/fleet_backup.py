@@ -18,14 +18,14 @@ from sqla_shard.cli.options import (
     Settings,
 )
 from sqla_shard.cli.output import (
+    command,
     CommandT,
     data_option,
     echo,
     end,
-    examples,
+    option,
     print_data,
     print_report,
-    with_options,
 )
 
 if TYPE_CHECKING:
@@ -33,56 +33,41 @@ if TYPE_CHECKING:
     from sqla_shard.fleet.backup import Source
     from sqla_shard.fleet.storage import Backup
 
-_folder = with_options(click.argument("folder"))
-_dry_run_option = with_options(
-    click.option(
-        "--dry-run",
-        is_flag=True,
-        help="Print what would be copied, and where to; write nothing.",
-    )
+_folder = click.argument("folder")
+_dry_run_option = option(
+    "--dry-run", "Print what would be copied, and where to; write nothing."
 )
 
 
 def _source_option(default: Source) -> Callable[[CommandT], CommandT]:
-    return click.option(
+    return option(
         "--from",
-        "source",
-        type=LazyChoice("sqla_shard.fleet.backup:Source"),
+        "Server of each pair to read.",
+        LazyChoice("sqla_shard.fleet.backup:Source"),
+        to="source",
         default=default,
-        help="Server of each pair to read.",
     )
 
 
 def _server_option(text: str) -> Callable[[CommandT], CommandT]:
-    return click.option(
-        "--server", metavar="NAME", shell_complete=completed("server"), help=text
-    )
+    return option("--server NAME", text, shell_complete=completed("server"))
 
 
-@click.command(
+@command(
     "create",
-    epilog=examples(
-        "sqla-shard fleet backup create /backups --server sharddb001",
-        "sqla-shard fleet backup create /backups --keyspace objects --shard 7",
-    ),
+    "sqla-shard fleet backup create /backups --server sharddb001",
+    "sqla-shard fleet backup create /backups --keyspace objects --shard 7",
 )
 @_folder
 @_server_option("Only shards of this server.")
 @keyspace_option("Only this keyspace.")
-@click.option(
-    "--shard",
-    metavar="ID",
-    type=int,
-    shell_complete=completed("shard"),
-    help="Only this shard.",
-)
+@option("--shard ID", "Only this shard.", int, shell_complete=completed("shard"))
 @_source_option("standby")
-@click.option(
-    "--workers",
-    metavar="N",
-    type=click.IntRange(min=1),
+@option(
+    "--workers N",
+    "Number of sessions that read at a time.",
+    click.IntRange(min=1),
     default=2,
-    help="Number of sessions that read at a time.",
 )
 @_dry_run_option
 @data_option
@@ -124,9 +109,7 @@ def create_command(
     _show(found, as_data)
 
 
-@click.command(
-    "binlogs", epilog=examples("sqla-shard fleet backup binlogs /backups sharddb001")
-)
+@command("binlogs", "sqla-shard fleet backup binlogs /backups sharddb001")
 @_folder
 @click.argument("server", shell_complete=completed("server"))
 @_source_option("primary")
@@ -163,7 +146,7 @@ def binlogs_command(
         echo(f"{archive}; copied now: {', '.join(new) or 'none'}")
 
 
-@click.command("list", epilog=examples("sqla-shard fleet backup list /backups"))
+@command("list", "sqla-shard fleet backup list /backups")
 @_folder
 @data_option
 def list_command(folder: str, as_data: bool) -> None:
@@ -178,7 +161,7 @@ def list_command(folder: str, as_data: bool) -> None:
     _end_read(listing.problems)
 
 
-@click.command("verify", epilog=examples("sqla-shard fleet backup verify /backups"))
+@command("verify", "sqla-shard fleet backup verify /backups")
 @_folder
 @click.argument("name", required=False)
 @data_option
@@ -220,29 +203,22 @@ def verify_command(folder: str, name: str | None, as_data: bool) -> None:
     end(is_good=not problems, is_read=True)
 
 
-@click.command(
-    "prune",
-    epilog=examples(
-        "sqla-shard fleet backup prune /backups --keep-last 7 --keep-days 30"
-    ),
-)
+@command("prune", "sqla-shard fleet backup prune /backups --keep-last 7 --keep-days 30")
 @_folder
-@click.option(
-    "--keep-last",
-    metavar="N",
-    type=click.IntRange(min=1),
+@option(
+    "--keep-last N",
+    "Number of backups of each set of shards that stay.",
+    click.IntRange(min=1),
     required=True,
-    help="Number of backups of each set of shards that stay.",
 )
-@click.option(
-    "--keep-days",
-    metavar="D",
-    type=click.FloatRange(min=0),
+@option(
+    "--keep-days D",
+    "Days for which each backup stays.",
+    click.FloatRange(min=0),
     default=0.0,
     show_default=False,
-    help="Days for which each backup stays.",
 )
-@click.option("--dry-run", is_flag=True, help="Only list what would go.")
+@option("--dry-run", "Only list what would go.")
 @data_option
 def prune_command(
     folder: str, keep_last: int, keep_days: float, dry_run: bool, as_data: bool
@@ -266,32 +242,28 @@ def prune_command(
     _end_read(storage.listing().problems)
 
 
-@click.command(
+@command(
     "restore",
-    epilog=examples(
-        "sqla-shard fleet restore /backups objects 7",
-        "sqla-shard fleet restore /backups objects 7 --to-gtid 0-1-4711",
-        "sqla-shard fleet restore /backups objects 7 "
-        "--to-time '2026-11-23 19:15:00' --as before_the_mistake",
-    ),
+    "sqla-shard fleet restore /backups objects 7",
+    "sqla-shard fleet restore /backups objects 7 --to-gtid 0-1-4711",
+    "sqla-shard fleet restore /backups objects 7 "
+    "--to-time '2026-11-23 19:15:00' --as before_the_mistake",
 )
 @_folder
 @click.argument("keyspace", shell_complete=completed("keyspace"))
 @click.argument("shard", type=int, shell_complete=completed("shard"))
-@click.option("--backup", metavar="NAME", help="By default the latest one.")
-@click.option("--to-gtid", metavar="GTID", help="Last change to restore.")
-@click.option(
-    "--to-time",
-    metavar="TIME",
-    type=click.DateTime(["%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S"]),
-    help="Time, in UTC, before which changes are restored.",
+@option("--backup NAME", "By default the latest one.")
+@option("--to-gtid GTID", "Last change to restore.")
+@option(
+    "--to-time TIME",
+    "Time, in UTC, before which changes are restored.",
+    click.DateTime(["%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S"]),
 )
 @_server_option("By default that of the shard.")
-@click.option(
-    "--as",
-    "database",
-    metavar="DATABASE",
-    help="Name of the new database; by default restored_ and the live one.",
+@option(
+    "--as DATABASE",
+    "Name of the new database; by default restored_ and the live one.",
+    to="database",
 )
 @plan_options
 @pass_settings

@@ -30,10 +30,11 @@ from sqla_shard.cli.options import (
     Settings,
 )
 from sqla_shard.cli.output import (
+    command,
     data_option,
     echo,
-    examples,
     FAILED,
+    option,
     print_data,
     print_report,
     with_options,
@@ -45,39 +46,24 @@ if TYPE_CHECKING:
 
 _DAY = 86400.0
 
-yes_option = with_options(
-    click.option(
-        "--yes",
-        is_flag=True,
-        help="Do not ask for confirmation; required without a terminal.",
-    )
+yes_option = option(
+    "--yes", "Do not ask for confirmation; required without a terminal."
 )
-allow_user_option = with_options(
-    click.option(
-        "--allow-user",
-        "allowed_users",
-        metavar="USER",
-        multiple=True,
-        help="A user whose privileges bypass the fence, and who does not "
-        "write. May be repeated.",
-    )
+allow_user_option = option(
+    "--allow-user USER",
+    "A user whose privileges bypass the fence, and who does not "
+    "write. May be repeated.",
+    to="allowed_users",
+    multiple=True,
 )
-_accept_option = click.option(
+_accept_option = option(
     "--accept-differences",
-    is_flag=True,
-    help="Do not ask for a proof that the servers of the shards have all of "
-    "their rows.",
+    "Do not ask for a proof that the servers of the shards have all of their rows.",
 )
 server_argument = click.argument("server", shell_complete=completed("server"))
 #: Options of every command that plans an operation; see :func:`run_plan`.
 plan_options = with_options(
-    click.option(
-        "--plan-only",
-        "--dry-run",
-        "plan_only",
-        is_flag=True,
-        help="Print the plan; change nothing.",
-    ),
+    option("--plan-only --dry-run", "Print the plan; change nothing.", to="plan_only"),
     yes_option,
     data_option,
 )
@@ -258,12 +244,10 @@ def read_json(path: Path, remedy: str) -> Any:
 # -- The pending operation, and the history
 
 
-@click.command(
+@command(
     "status",
-    epilog=examples(
-        "sqla-shard fleet status",
-        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod fleet status --json",
-    ),
+    "sqla-shard fleet status",
+    "sqla-shard -t zookeeper://zk1,zk2,zk3/prod fleet status --json",
 )
 @data_option
 @pass_settings
@@ -280,14 +264,8 @@ def status_command(settings: Settings, as_data: bool) -> None:
         sys.exit(FAILED)
 
 
-@click.command("history", epilog=examples("sqla-shard fleet history --most 5"))
-@click.option(
-    "--most",
-    metavar="N",
-    type=click.IntRange(min=1),
-    default=20,
-    help="Number of operations.",
-)
+@command("history", "sqla-shard fleet history --most 5")
+@option("--most N", "Number of operations.", click.IntRange(min=1), default=20)
 @data_option
 @pass_settings
 def history_command(settings: Settings, most: int, as_data: bool) -> None:
@@ -305,7 +283,7 @@ def history_command(settings: Settings, most: int, as_data: bool) -> None:
         )
 
 
-@click.command("apply", epilog=examples("sqla-shard fleet apply plan.json"))
+@command("apply", "sqla-shard fleet apply plan.json")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @plan_options
 @pass_settings
@@ -328,7 +306,7 @@ def apply_command(
     )
 
 
-@click.command("resume", epilog=examples("sqla-shard fleet resume"))
+@command("resume", "sqla-shard fleet resume")
 @plan_options
 @pass_settings
 def resume_command(
@@ -348,7 +326,7 @@ def resume_command(
     print_result(result, as_data)
 
 
-@click.command("undo", epilog=examples("sqla-shard fleet undo"))
+@command("undo", "sqla-shard fleet undo")
 @plan_options
 @pass_settings
 def undo_command(settings: Settings, plan_only: bool, yes: bool, as_data: bool) -> None:
@@ -386,42 +364,36 @@ def _ask(what: str, found: FleetStatus, *, yes: bool) -> None:
 # -- Primary and standby
 
 
-@click.command(
+@command(
     "failover",
-    epilog=examples(
-        "sqla-shard fleet failover sharddb001 --plan-only",
-        "sqla-shard fleet failover sharddb001",
-        "sqla-shard fleet failover sharddb001 --dead",
-    ),
+    "sqla-shard fleet failover sharddb001 --plan-only",
+    "sqla-shard fleet failover sharddb001",
+    "sqla-shard fleet failover sharddb001 --dead",
 )
 @server_argument
-@click.option(
+@option(
     "--dead",
-    is_flag=True,
-    help="The primary is lost: promote the standby after it has applied "
+    "The primary is lost: promote the standby after it has applied "
     "what it has received.  Refused if the primary responds.",
 )
-@click.option(
+@option(
     "--fenced",
-    is_flag=True,
-    help="With --dead: you have switched the primary off, although the "
+    "With --dead: you have switched the primary off, although the "
     "standby does not notice yet.",
 )
-@click.option(
-    "--drain-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="S",
-    help="With --dead: undo everything if the standby has applied nothing "
+@option(
+    "--drain-timeout S",
+    "With --dead: undo everything if the standby has applied nothing "
     "of what it has received for S seconds.  [default: 600]",
+    click.FloatRange(min=0, min_open=True),
 )
-@click.option(
-    "--compare-limit",
-    metavar="SECONDS",
-    type=FiniteRange(least=1),
-    help="Time for the comparison of all rows, before the failover and "
+@option(
+    "--compare-limit SECONDS",
+    "Time for the comparison of all rows, before the failover and "
     "after it.  [default: 60]",
+    FiniteRange(1),
 )
-@click.option("--skip-compare", is_flag=True, help="Compare no rows.")
+@option("--skip-compare", "Compare no rows.")
 @plan_options
 @pass_settings
 def failover_command(
@@ -469,7 +441,7 @@ def failover_command(
         )
 
 
-@click.command("reopen", epilog=examples("sqla-shard fleet reopen sharddb001"))
+@command("reopen", "sqla-shard fleet reopen sharddb001")
 @server_argument
 @plan_options
 @pass_settings
@@ -484,35 +456,32 @@ def reopen_command(settings: Settings, /, **options: Any) -> None:
 
 
 _copy_options = with_options(
-    click.option(
+    option(
         "--way",
-        type=LazyChoice("sqla_shard.fleet.copies:WAYS"),
+        "How to copy; rows by default, command with --command.",
+        LazyChoice("sqla_shard.fleet.copies:WAYS"),
         default=None,
-        help="How to copy; rows by default, command with --command.",
     ),
-    click.option(
-        "--command",
-        metavar="COMMAND",
-        help="Shell command that copies the server and prints its position "
+    option(
+        "--command COMMAND",
+        "Shell command that copies the server and prints its position "
         "last; it is written into the journal, without a password.",
     ),
 )
 
 
-@click.command(
+@command(
     "build",
-    epilog=examples(
-        "sqla-shard fleet replica build sharddb001 mysql001c --plan-only",
-        "sqla-shard fleet replica build sharddb001 mysql001c:3307",
-    ),
+    "sqla-shard fleet replica build sharddb001 mysql001c --plan-only",
+    "sqla-shard fleet replica build sharddb001 mysql001c:3307",
 )
 @server_argument
 @click.argument("target")
-@click.option(
+@option(
     "--publish/--no-publish",
-    default=True,
-    help="Whether it becomes the standby in the topology; without, it only "
+    "Whether it becomes the standby in the topology; without, it only "
     "replicates, for a split.",
+    default=True,
 )
 @_copy_options
 @plan_options
@@ -522,15 +491,9 @@ def build_command(settings: Settings, /, **options: Any) -> None:
     _run_copy(settings, action="build", **options)
 
 
-@click.command(
-    "rebuild", epilog=examples("sqla-shard fleet replica rebuild sharddb001")
-)
+@command("rebuild", "sqla-shard fleet replica rebuild sharddb001")
 @server_argument
-@click.option(
-    "--discard-errant",
-    is_flag=True,
-    help="Drop transactions that the primary does not have.",
-)
+@option("--discard-errant", "Drop transactions that the primary does not have.")
 @_copy_options
 @plan_options
 @pass_settings
@@ -539,9 +502,7 @@ def rebuild_command(settings: Settings, /, **options: Any) -> None:
     _run_copy(settings, action="rebuild", **options)
 
 
-@click.command(
-    "replace", epilog=examples("sqla-shard fleet replica replace sharddb001 mysql001c")
-)
+@command("replace", "sqla-shard fleet replica replace sharddb001 mysql001c")
 @server_argument
 @click.argument("target")
 @_copy_options
@@ -555,7 +516,7 @@ def replace_command(settings: Settings, /, **options: Any) -> None:
     _run_copy(settings, action="replace", **options)
 
 
-@click.command("retire", epilog=examples("sqla-shard fleet retire mysql001b"))
+@command("retire", "sqla-shard fleet retire mysql001b")
 @click.argument("target")
 @plan_options
 @pass_settings
@@ -587,64 +548,53 @@ def _run_copy(
 # -- Shards
 
 _target_options = with_options(
-    click.option(
-        "--to",
-        "target",
-        metavar="NAME",
+    option(
+        "--to NAME",
+        "Name of the new server in the topology.",
+        to="target",
         required=True,
-        help="Name of the new server in the topology.",
     ),
-    click.option(
-        "--primary",
-        metavar="HOST:PORT",
+    option(
+        "--primary HOST:PORT",
+        "Its primary. Users and passwords are those of SERVER.",
         required=True,
-        help="Its primary. Users and passwords are those of SERVER.",
     ),
-    click.option("--standby", metavar="HOST:PORT", help="Its standby."),
-    click.option(
-        "--weight",
-        type=FiniteRange(least=0),
-        help="Its share of new roots.  [default: that of SERVER]",
+    option("--standby HOST:PORT", "Its standby."),
+    option(
+        "--weight", "Its share of new roots.  [default: that of SERVER]", FiniteRange(0)
     ),
     allow_user_option,
-    click.option(
-        "--patience",
-        metavar="SECONDS",
-        type=FiniteRange(least=0.1),
-        default=3.0,
-        help="Time for the last writes while writes are stopped; after it, "
+    option(
+        "--patience SECONDS",
+        "Time for the last writes while writes are stopped; after it, "
         "everything is undone.",
+        FiniteRange(0.1),
+        default=3.0,
     ),
-    click.option(
-        "--compare-limit",
-        metavar="SECONDS",
-        type=FiniteRange(least=1),
-        default=3600.0,
-        help="Time for the comparison of all rows that move, before the "
+    option(
+        "--compare-limit SECONDS",
+        "Time for the comparison of all rows that move, before the "
         "cutover and after it; before it, everything is undone if the time "
         "is over.",
+        FiniteRange(1),
+        default=3600.0,
     ),
-    click.option(
-        "--skip-compare", is_flag=True, help="Compare no rows, only definitions."
-    ),
+    option("--skip-compare", "Compare no rows, only definitions."),
 )
 
 
-@click.command(
+@command(
     "split",
-    epilog=examples(
-        "sqla-shard fleet split sharddb001 --shards 256-511"
-        " --to sharddb009 --primary mysql009a --standby mysql009b --plan-only"
-    ),
+    "sqla-shard fleet split sharddb001 --shards 256-511"
+    " --to sharddb009 --primary mysql009a --standby mysql009b --plan-only",
 )
 @server_argument
-@click.option(
-    "--shards",
-    metavar="RANGE",
+@option(
+    "--shards RANGE",
+    "Shards that move, such as 8-15, 8, or objects:8-15. May be repeated.",
     shell_complete=completed("ranges"),
     multiple=True,
     required=True,
-    help="Shards that move, such as 8-15, 8, or objects:8-15. May be repeated.",
 )
 @_target_options
 @plan_options
@@ -661,12 +611,10 @@ def split_command(
     _run_split(settings, shards=shards, **options)
 
 
-@click.command(
+@command(
     "move",
-    epilog=examples(
-        "sqla-shard fleet move sharddb001"
-        " --to sharddb009 --primary mysql009a --standby mysql009b"
-    ),
+    "sqla-shard fleet move sharddb001"
+    " --to sharddb009 --primary mysql009a --standby mysql009b",
 )
 @server_argument
 @_target_options
@@ -699,7 +647,7 @@ _orphan_arguments = with_options(
 )
 
 
-@click.command("list", epilog=examples("sqla-shard fleet orphans list sharddb001"))
+@command("list", "sqla-shard fleet orphans list sharddb001")
 @click.argument("server", required=False, shell_complete=completed("server"))
 @data_option
 @pass_settings
@@ -715,7 +663,7 @@ def list_command(settings: Settings, /, server: str | None, as_data: bool) -> No
         echo(orphan)
 
 
-@click.command("fence", epilog=examples("sqla-shard fleet orphans fence sharddb001"))
+@command("fence", "sqla-shard fleet orphans fence sharddb001")
 @_orphan_arguments
 @pass_settings
 def fence_command(settings: Settings, /, **options: Any) -> None:
@@ -727,7 +675,7 @@ def fence_command(settings: Settings, /, **options: Any) -> None:
     _change_orphans(settings, action="fence", **options)
 
 
-@click.command("rename", epilog=examples("sqla-shard fleet orphans rename sharddb001"))
+@command("rename", "sqla-shard fleet orphans rename sharddb001")
 @_accept_option
 @_orphan_arguments
 @pass_settings
@@ -736,9 +684,7 @@ def rename_command(settings: Settings, /, **options: Any) -> None:
     _change_orphans(settings, action="rename", **options)
 
 
-@click.command(
-    "restore", epilog=examples("sqla-shard fleet orphans restore sharddb001")
-)
+@command("restore", "sqla-shard fleet orphans restore sharddb001")
 @_orphan_arguments
 @pass_settings
 def restore_command(settings: Settings, /, **options: Any) -> None:
@@ -746,14 +692,13 @@ def restore_command(settings: Settings, /, **options: Any) -> None:
     _change_orphans(settings, action="restore", **options)
 
 
-@click.command("drop", epilog=examples("sqla-shard fleet orphans drop sharddb001"))
-@click.option(
-    "--older-than",
-    "days",
-    metavar="DAYS",
-    type=FiniteRange(least=0),
+@command("drop", "sqla-shard fleet orphans drop sharddb001")
+@option(
+    "--older-than DAYS",
+    "Drop only what was renamed before.",
+    FiniteRange(0),
+    to="days",
     default=7.0,
-    help="Drop only what was renamed before.",
 )
 @_accept_option
 @_orphan_arguments

@@ -23,12 +23,13 @@ from sqla_shard.cli.options import (
     Settings,
 )
 from sqla_shard.cli.output import (
+    command,
     data_option,
     echo,
     end,
-    examples,
     FAILED,
     NOT_READ,
+    option,
     print_data,
     print_report,
     ProgressLines,
@@ -41,42 +42,37 @@ if TYPE_CHECKING:
     from sqla_shard.fleet.fleet import Fleet
 
 
-@click.command(
+@command(
     "doctor",
-    epilog=examples(
-        "sqla-shard fleet doctor",
-        "sqla-shard fleet doctor --fail-on critical --json",
-        "sqla-shard fleet doctor --other mysql001a:3306",
-    ),
+    "sqla-shard fleet doctor",
+    "sqla-shard fleet doctor --fail-on critical --json",
+    "sqla-shard fleet doctor --other mysql001a:3306",
 )
-@click.option(
+@option(
     "--fail-on",
-    "least",
-    type=click.Choice(["critical", "warning"]),
+    "Severity from which the exit status is 1.",
+    click.Choice(["critical", "warning"]),
+    to="least",
     default="warning",
-    help="Severity from which the exit status is 1.",
 )
-@click.option(
-    "--other",
-    "others",
-    metavar="HOST:PORT",
+@option(
+    "--other HOST:PORT",
+    "A server outside of the topology, such as a former primary; repeatable.",
+    to="others",
     multiple=True,
-    help="A server outside of the topology, such as a former primary; repeatable.",
 )
-@click.option(
-    "--timeout",
-    metavar="S",
-    type=FiniteRange(least=1, most=3600),
+@option(
+    "--timeout S",
+    "Seconds after which a server that has not responded is unknown.",
+    FiniteRange(1, 3600),
     default=15.0,
-    help="Seconds after which a server that has not responded is unknown.",
 )
-@click.option(
-    "--ignore",
-    "ignored",
-    metavar="CHECK",
-    type=LazyChoice("sqla_shard.fleet.doctor:check_names"),
+@option(
+    "--ignore CHECK",
+    "Do not do this check, such as silent-disks; repeatable.",
+    LazyChoice("sqla_shard.fleet.doctor:check_names"),
+    to="ignored",
     multiple=True,
-    help="Do not do this check, such as silent-disks; repeatable.",
 )
 @data_option
 @pass_settings
@@ -111,48 +107,36 @@ def doctor_command(
         sys.exit(FAILED)
 
 
-@click.command(
+@command(
     "capacity",
-    epilog=examples(
-        "sqla-shard fleet capacity",
-        "sqla-shard fleet capacity --json > capacity.json",
-        "sqla-shard fleet capacity --since capacity.json",
-        "sqla-shard fleet capacity --servers 8",
-    ),
+    "sqla-shard fleet capacity",
+    "sqla-shard fleet capacity --json > capacity.json",
+    "sqla-shard fleet capacity --since capacity.json",
+    "sqla-shard fleet capacity --servers 8",
 )
-@click.option(
-    "--since",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An earlier output of --json: show the growth since then.",
+@option(
+    "--since FILE",
+    "An earlier output of --json: show the growth since then.",
+    click.Path(exists=True, dir_okay=False, path_type=Path),
 )
-@click.option(
-    "--servers",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Print the commands that divide a keyspace among N servers.",
+@option(
+    "--servers N",
+    "Print the commands that divide a keyspace among N servers.",
+    click.IntRange(min=1),
 )
 @keyspace_option("The keyspace of --servers.  [default: the only one of objects]")
-@click.option(
-    "--window",
-    metavar="S",
-    type=FiniteRange(least=0, most=3600),
+@option(
+    "--window S",
+    "Seconds for which activity is measured; 0 for none.",
+    FiniteRange(0, 3600),
     default=5.0,
-    help="Seconds for which activity is measured; 0 for none.",
 )
-@click.option(
-    "--top",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=10,
-    help="Number of shards in each list.",
-)
-@click.option(
-    "--timeout",
-    metavar="S",
-    type=FiniteRange(least=1, most=3600),
+@option("--top N", "Number of shards in each list.", click.IntRange(min=0), default=10)
+@option(
+    "--timeout S",
+    "Seconds after which a server is not read.",
+    FiniteRange(1, 3600),
     default=60.0,
-    help="Seconds after which a server is not read.",
 )
 @data_option
 @pass_settings
@@ -191,73 +175,55 @@ def capacity_command(
     end(is_good=True, is_read=not report.unreachable)
 
 
-@click.command(
+@command(
     "verify",
-    epilog=examples(
-        "sqla-shard fleet verify sharddb001",
-        "sqla-shard fleet verify sharddb001 --shards 0-511 \\",
-        "    --against mysql://10.0.0.7:3306 --json",
-    ),
+    "sqla-shard fleet verify sharddb001",
+    "sqla-shard fleet verify sharddb001 --shards 0-511 \\",
+    "    --against mysql://10.0.0.7:3306 --json",
 )
 @click.argument("server", shell_complete=completed("server"))
-@click.option(
-    "--against",
-    metavar="URL",
-    help="Compare with this server, such as mysql://10.0.0.7:3306, instead "
-    "of the standby.",
+@option(
+    "--against URL",
+    "Compare with this server, such as mysql://10.0.0.7:3306, instead of the standby.",
 )
-@click.option(
+@option(
     "--no-replication",
-    is_flag=True,
-    help="Compare each server at a point of its own; neither should be "
+    "Compare each server at a point of its own; neither should be "
     "written.  Default for a server that does not replicate from SERVER.",
 )
-@click.option(
-    "--databases", metavar="NAMES", help="Only these databases, comma-separated."
-)
-@click.option(
-    "--shards",
-    metavar="RANGES",
+@option("--databases NAMES", "Only these databases, comma-separated.")
+@option(
+    "--shards RANGES",
+    "Only these virtual shards, such as 0-511,600.",
     shell_complete=completed("ranges"),
-    help="Only these virtual shards, such as 0-511,600.",
 )
-@click.option(
-    "--threads",
-    metavar="N",
-    type=click.IntRange(1, 64),
-    default=2,
-    help="Sessions on each server.",
+@option("--threads N", "Sessions on each server.", click.IntRange(1, 64), default=2)
+@option(
+    "--rate N",
+    "Read at most N rows per second on each server.",
+    FiniteRange(0, is_open=True),
 )
-@click.option(
-    "--rate",
-    metavar="N",
-    type=FiniteRange(least=0, is_open=True),
-    help="Read at most N rows per second on each server.",
-)
-@click.option(
-    "--snapshot",
-    "seconds",
-    metavar="S",
-    type=FiniteRange(least=1),
+@option(
+    "--snapshot S",
+    "Seconds after which the rest is compared at another point.",
+    FiniteRange(1),
+    to="seconds",
     default=600.0,
-    help="Seconds after which the rest is compared at another point.",
 )
-@click.option(
-    "--most",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=1000,
-    help="Differences in the JSON document, and rows to compare again; "
+@option(
+    "--most N",
+    "Differences in the JSON document, and rows to compare again; "
     "otherwise all differences are printed.",
+    click.IntRange(min=0),
+    default=1000,
 )
-@click.option(
-    "--limit",
-    metavar="S",
-    type=FiniteRange(least=1),
-    help="Seconds after which it ends, and prints which shards are left.",
+@option(
+    "--limit S",
+    "Seconds after which it ends, and prints which shards are left.",
+    FiniteRange(1),
 )
-@click.option("--values", is_flag=True, help="Print the values of rows that differ.")
-@click.option("--no-counters", is_flag=True, help="Do not compare AUTO_INCREMENT.")
+@option("--values", "Print the values of rows that differ.")
+@option("--no-counters", "Do not compare AUTO_INCREMENT.")
 @data_option
 @pass_settings
 def verify_command(
@@ -378,15 +344,15 @@ def _given() -> Iterator[str]:
     from sqla_shard.fleet.fleet import bare_url
 
     context = click.get_current_context()
-    for option in context.command.params:
-        name = str(option.name)
+    for parameter in context.command.params:
+        name = str(parameter.name)
         if (
-            isinstance(option, click.Option)
+            isinstance(parameter, click.Option)
             and name in context.params.keys() - {"databases", "shards"}
             and context.get_parameter_source(name) == ParameterSource.COMMANDLINE
         ):
-            yield option.opts[-1]
-            if not option.is_flag:
+            yield parameter.opts[-1]
+            if not parameter.is_flag:
                 value = context.params[name]
                 text = f"{value:.15g}" if isinstance(value, float) else str(value)
                 yield bare_url(text)
@@ -396,52 +362,38 @@ def _show_difference(second: str, difference: Difference) -> None:
     echo(difference.described(second))
 
 
-@click.command(
+@command(
     "watch",
-    epilog=examples(
-        "sqla-shard fleet watch --dry-run",
-        "sqla-shard fleet watch --watchers 3 --hook 'page-operator --urgent'",
-    ),
+    "sqla-shard fleet watch --dry-run",
+    "sqla-shard fleet watch --watchers 3 --hook 'page-operator --urgent'",
 )
-@click.option(
-    "--watchers",
-    metavar="N",
+@option(
+    "--watchers N",
+    "Number of watchers that you run; a majority must agree.",
+    click.IntRange(min=1),
     default=3,
-    type=click.IntRange(min=1),
-    help="Number of watchers that you run; a majority must agree.",
 )
-@click.option(
-    "--dead-after",
-    metavar="S",
+@option(
+    "--dead-after S",
+    "Seconds for which they must not have seen a primary.",
+    FiniteRange(0.1),
     default=3.0,
-    type=FiniteRange(least=0.1),
-    help="Seconds for which they must not have seen a primary.",
 )
-@click.option(
-    "--interval",
-    metavar="S",
-    default=0.5,
-    type=FiniteRange(least=0.1),
-    help="Seconds between two looks.",
-)
-@click.option(
-    "--hold-off",
-    metavar="S",
+@option("--interval S", "Seconds between two looks.", FiniteRange(0.1), default=0.5)
+@option(
+    "--hold-off S",
+    "Seconds after a failover of a server before the next.",
+    FiniteRange(0.0),
     default=3600.0,
-    type=FiniteRange(least=0.0),
-    help="Seconds after a failover of a server before the next.",
 )
-@click.option(
-    "--allow-loss", is_flag=True, help="Act even if acknowledged writes may be lost."
-)
-@click.option("--dry-run", is_flag=True, help="Report only; change nothing.")
-@click.option(
-    "--hook",
-    metavar="COMMAND",
+@option("--allow-loss", "Act even if acknowledged writes may be lost.")
+@option("--dry-run", "Report only; change nothing.")
+@option(
+    "--hook COMMAND",
+    "Run it for each new line, which SQLA_SHARD_WATCH has, without "
+    "passwords, for 60 seconds at most.",
     default="",
     show_default=False,
-    help="Run it for each new line, which SQLA_SHARD_WATCH has, without "
-    "passwords, for 60 seconds at most.",
 )
 @data_option
 @pass_settings

@@ -17,7 +17,7 @@ import click
 
 from sqla_shard.cli.failures import one_line
 from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
-from sqla_shard.cli.output import echo, examples, lines_option, print_data
+from sqla_shard.cli.output import command, echo, lines_option, option, print_data
 from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.exc import ShardError
 from sqla_shard.topology import diff, Topology
@@ -40,16 +40,12 @@ _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 30.0
 
 
-@click.command(
+@command(
     "watch",
-    epilog=examples(
-        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology watch",
-        "sqla-shard topology watch --json --count 1",
-    ),
+    "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology watch",
+    "sqla-shard topology watch --json --count 1",
 )
-@click.option(
-    "--count", metavar="N", type=click.IntRange(min=1), help="Exit after N changes."
-)
+@option("--count N", "Exit after N changes.", click.IntRange(min=1))
 @lines_option
 @pass_settings
 def watch_command(settings: Settings, count: int | None, as_data: bool) -> None:
@@ -148,39 +144,34 @@ def _mode(ctx: click.Context, param: click.Parameter, value: str) -> int:
     return mode
 
 
-@click.command(
+@command(
     "agent",
-    epilog=examples(
-        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology agent --out "
-        "/run/sqla-shard/topology.json"
-    ),
+    "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology agent --out "
+    "/run/sqla-shard/topology.json",
 )
-@click.option(
-    "--out",
-    metavar="FILE",
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write; its name must end in .json.  A missing directory "
+@option(
+    "--out FILE",
+    "File to write; its name must end in .json.  A missing directory "
     "is created, for this user only.",
+    click.Path(path_type=Path, dir_okay=False),
+    required=True,
 )
-@click.option(
-    "--mode",
-    metavar="MODE",
+@option(
+    "--mode MODE",
+    "Permissions of the file, in octal; only its owner may write.",
     default="0640",
     callback=_mode,
-    help="Permissions of the file, in octal; only its owner may write.",
 )
-@click.option(
-    "--reread",
-    metavar="S",
+@option(
+    "--reread S",
+    "Seconds between two reads of ZooKeeper without a notification.",
+    FiniteRange(0.1),
     default=60.0,
-    type=FiniteRange(least=0.1),
-    help="Seconds between two reads of ZooKeeper without a notification.",
 )
-@click.option(
+@option(
     "--register/--no-register",
+    "Show the epoch of the file in ZooKeeper, for fleet doctor.",
     default=True,
-    help="Show the epoch of the file in ZooKeeper, for fleet doctor.",
 )
 @pass_settings
 def agent_command(

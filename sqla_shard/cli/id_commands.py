@@ -16,32 +16,29 @@ from sqla_shard.cli.options import (
     pass_settings,
     Settings,
 )
-from sqla_shard.cli.output import data_option, echo, end, examples, print_data
+from sqla_shard.cli.output import command, data_option, echo, end, option, print_data
 from sqla_shard.ids import DEFAULT_LAYOUT
 
 if TYPE_CHECKING:
     from sqla_shard.engine import StatementReport
 
 
-@click.command(
+@command(
     "id",
-    epilog=examples(
-        "sqla-shard id 241294492511762325",
-        "sqla-shard id 0x3594010006bf795",
-        "sqla-shard id --shard 5 --type 1 --local 7",
-        "sqla-shard id -t topology.toml --keyspace photos 2374945115996161",
-    ),
+    "sqla-shard id 241294492511762325",
+    "sqla-shard id 0x3594010006bf795",
+    "sqla-shard id --shard 5 --type 1 --local 7",
+    "sqla-shard id -t topology.toml --keyspace photos 2374945115996161",
 )
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=number)
-@click.option(
-    "--shard",
-    metavar="N",
-    type=number,
+@option(
+    "--shard N",
+    "Shard of the id to compose.",
+    number,
     shell_complete=completed("shard"),
-    help="Shard of the id to compose.",
 )
-@click.option("--type", "type_", metavar="N", type=number, help="Its type.")
-@click.option("--local", metavar="N", type=number, help="Its local id.")
+@option("--type N", "Its type.", number, to="type_")
+@option("--local N", "Its local id.", number)
 @ids_keyspace_option
 @data_option
 @pass_settings
@@ -92,11 +89,10 @@ def id_command(
         echo(text if ids else int(one))
 
 
-@click.command(
+@command(
     "where",
-    epilog=examples(
-        "sqla-shard where 241294492511762325", "sqla-shard where 0x1401000000007 --json"
-    ),
+    "sqla-shard where 241294492511762325",
+    "sqla-shard where 0x1401000000007 --json",
 )
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=number)
 @ids_keyspace_option
@@ -123,28 +119,21 @@ def where_command(
 _NUMERIC = re.compile(r"[0-9]\w*")
 
 
-@click.command(
+@command(
     "explain",
-    epilog=examples(
-        "sqla-shard explain 241294492511762325",
-        "sqla-shard explain --models shop.models \\",
-        '    "select(Pin).where(Pin.board_id == 241294492511762325)"',
-        "sqla-shard explain --models shop.models \\",
-        '    "select(func.count(Pin.id)).options(scatter())"',
-    ),
+    "sqla-shard explain 241294492511762325",
+    "sqla-shard explain --models shop.models \\",
+    '    "select(Pin).where(Pin.board_id == 241294492511762325)"',
+    "sqla-shard explain --models shop.models \\",
+    '    "select(func.count(Pin.id)).options(scatter())"',
 )
 @click.argument("what")
 @models_option
 @ids_keyspace_option
-@click.option(
-    "--full",
-    is_flag=True,
-    help="List each shard, and show the whole statement for each server.",
-)
-@click.option(
+@option("--full", "List each shard, and show the whole statement for each server.")
+@option(
     "--analyze",
-    is_flag=True,
-    help="Also execute the SELECT, in read-only transactions, and show the "
+    "Also execute the SELECT, in read-only transactions, and show the "
     "time of each server.",
 )
 @data_option

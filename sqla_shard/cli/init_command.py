@@ -10,7 +10,7 @@ from shlex import quote
 import click
 
 from sqla_shard.cli.options import VARIABLE
-from sqla_shard.cli.output import echo, examples
+from sqla_shard.cli.output import command, echo, option
 
 #: What is copied: models, a program, and its tests.
 _PROJECT = Path(__file__).with_name("project")
@@ -19,29 +19,20 @@ _CONFIG = "alembic.ini"
 _REVISIONS = "migrations"
 
 
-@click.command(
+@command(
     "init",
-    epilog=examples(
-        "sqla-shard init shop",
-        "sqla-shard init shop --url 'mysql://app:${MYSQL_PASSWORD}@mysql001a'",
-    ),
+    "sqla-shard init shop",
+    "sqla-shard init shop --url 'mysql://app:${MYSQL_PASSWORD}@mysql001a'",
 )
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--url",
-    "urls",
-    metavar="URL",
+@option(
+    "--url URL",
+    "A server, such as mysql://app:${MYSQL_PASSWORD}@mysql001a:3306; repeatable.",
+    to="urls",
     multiple=True,
     show_default="two folders of SQLite files",
-    help="A server, such as mysql://app:${MYSQL_PASSWORD}@mysql001a:3306; repeatable.",
 )
-@click.option(
-    "--shards",
-    metavar="N",
-    type=click.IntRange(1, 65536),
-    default=64,
-    help="Number of virtual shards.",
-)
+@option("--shards N", "Number of virtual shards.", click.IntRange(1, 65536), default=64)
 def init_command(directory: Path, urls: tuple[str, ...], shards: int) -> None:
     """Write a new project into DIRECTORY: topology, models, revisions, tests.
 

@@ -23,14 +23,14 @@ from sqla_shard.cli.application_options import (
 )
 from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
 from sqla_shard.cli.output import (
+    command,
     CommandT,
     data_option,
     echo,
     end,
-    examples,
+    option,
     print_data,
     print_report,
-    with_options,
 )
 from sqla_shard.cli.service_loop import LineFormatter, once_option
 from sqla_shard.cluster.cluster import Cluster
@@ -79,29 +79,21 @@ def _checked(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 def _state_option(
     states: tuple[JobState, ...], *, required: bool, text: str
 ) -> Callable[[CommandT], CommandT]:
-    return with_options(
-        click.option(
-            "--state",
-            "states",
-            multiple=True,
-            required=required,
-            type=click.Choice([one.name.lower() for one in states]),
-            help=text,
-        )
+    return option(
+        "--state",
+        text,
+        click.Choice([one.name.lower() for one in states]),
+        to="states",
+        multiple=True,
+        required=required,
     )
 
 
-task_option = with_options(
-    click.option("--task", metavar="NAME", help="Only jobs of this task.")
-)
-dry_run_option = with_options(
-    click.option("--dry-run", is_flag=True, help="Print the number; write nothing.")
-)
+task_option = option("--task NAME", "Only jobs of this task.")
+dry_run_option = option("--dry-run", "Print the number; write nothing.")
 
 
-@click.command(
-    "list", epilog=examples("sqla-shard queue list", "sqla-shard queue list --json")
-)
+@command("list", "sqla-shard queue list", "sqla-shard queue list --json")
 @data_option
 @pass_settings
 def list_command(settings: Settings, as_data: bool) -> None:
@@ -122,12 +114,10 @@ def list_command(settings: Settings, as_data: bool) -> None:
     end(is_good=not any(one.failed for one in found), is_read=not unreachable)
 
 
-@click.command(
+@command(
     "stats",
-    epilog=examples(
-        "sqla-shard queue stats titles",
-        "sqla-shard queue stats titles --models shop.tasks --json",
-    ),
+    "sqla-shard queue stats titles",
+    "sqla-shard queue stats titles --models shop.tasks --json",
 )
 @click.argument("queue")
 @models_option
@@ -162,31 +152,19 @@ def stats_command(
     end(is_good=not unknown, is_read=not unreachable)
 
 
-@click.command(
+@command(
     "scan",
-    epilog=examples(
-        "sqla-shard queue scan titles --state failed",
-        "sqla-shard queue scan titles --task pins.fetch_title --limit 20",
-        "sqla-shard queue scan --unique-key 'refresh 17' --json",
-    ),
+    "sqla-shard queue scan titles --state failed",
+    "sqla-shard queue scan titles --task pins.fetch_title --limit 20",
+    "sqla-shard queue scan --unique-key 'refresh 17' --json",
 )
 @click.argument("queue", required=False)
 @_state_option(
     tuple(JobState), required=False, text="Only jobs with this state; repeatable."
 )
 @task_option
-@click.option(
-    "--unique-key",
-    metavar="KEY",
-    help="Only the unfinished jobs with this key, of all queues.",
-)
-@click.option(
-    "--limit",
-    metavar="N",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    help="Maximum number of jobs.",
-)
+@option("--unique-key KEY", "Only the unfinished jobs with this key, of all queues.")
+@option("--limit N", "Maximum number of jobs.", click.IntRange(1, 10_000), default=100)
 @models_option
 @data_option
 @pass_settings
@@ -241,7 +219,7 @@ def scan_command(
     end(is_good=True, is_read=not page.unreachable)
 
 
-@click.command("show", epilog=examples("sqla-shard queue show objects/7/1234"))
+@command("show", "sqla-shard queue show objects/7/1234")
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @data_option
 @pass_settings
@@ -270,16 +248,14 @@ def show_command(settings: Settings, job_ids: tuple[str, ...], as_data: bool) ->
     end(is_good=not missing, is_read=True)
 
 
-@click.command(
+@command(
     "retry",
-    epilog=examples(
-        "sqla-shard queue retry objects/7/1234",
-        "sqla-shard queue retry --queue titles --dry-run",
-        "sqla-shard queue retry --queue titles --task pins.fetch_title",
-    ),
+    "sqla-shard queue retry objects/7/1234",
+    "sqla-shard queue retry --queue titles --dry-run",
+    "sqla-shard queue retry --queue titles --task pins.fetch_title",
 )
 @click.argument("job_ids", metavar="[ID...]", nargs=-1)
-@click.option("--queue", metavar="NAME", help="All failed jobs of this queue.")
+@option("--queue NAME", "All failed jobs of this queue.")
 @task_option
 @dry_run_option
 @data_option
@@ -307,16 +283,14 @@ def retry_command(
     _end(report, "to be run again" if dry_run else "made pending", as_data)
 
 
-@click.command(
+@command(
     "delete",
-    epilog=examples(
-        "sqla-shard queue delete objects/7/1234",
-        "sqla-shard queue delete --queue titles --state failed --dry-run",
-        "sqla-shard queue delete --queue titles --state pending --task pins.old",
-    ),
+    "sqla-shard queue delete objects/7/1234",
+    "sqla-shard queue delete --queue titles --state failed --dry-run",
+    "sqla-shard queue delete --queue titles --state pending --task pins.old",
 )
 @click.argument("job_ids", metavar="[ID...]", nargs=-1)
-@click.option("--queue", metavar="NAME", help="The jobs of this queue.")
+@option("--queue NAME", "The jobs of this queue.")
 @_state_option(
     DELETABLE,
     required=False,
@@ -354,7 +328,7 @@ def delete_command(
     _end(report, "to be deleted" if dry_run else "deleted", as_data)
 
 
-@click.command("pause", epilog=examples("sqla-shard queue pause titles"))
+@command("pause", "sqla-shard queue pause titles")
 @click.argument("queue")
 @data_option
 @pass_settings
@@ -364,7 +338,7 @@ def pause_command(settings: Settings, queue: str, as_data: bool) -> None:
         _print_limit(_checked(pause, cluster, queue), as_data)
 
 
-@click.command("resume", epilog=examples("sqla-shard queue resume titles"))
+@command("resume", "sqla-shard queue resume titles")
 @click.argument("queue")
 @data_option
 @pass_settings
@@ -374,13 +348,11 @@ def resume_command(settings: Settings, queue: str, as_data: bool) -> None:
         _print_limit(_checked(resume, cluster, queue), as_data)
 
 
-@click.command(
+@command(
     "limit",
-    epilog=examples(
-        "sqla-shard queue limit titles 20",
-        "sqla-shard queue limit titles none",
-        "sqla-shard queue limit",
-    ),
+    "sqla-shard queue limit titles 20",
+    "sqla-shard queue limit titles none",
+    "sqla-shard queue limit",
 )
 @click.argument("queue", required=False)
 @click.argument("per_second", required=False)
@@ -482,65 +454,53 @@ def _unused(
     )
 
 
-@click.command(
+@command(
     "worker",
-    epilog=examples(
-        "sqla-shard worker --models shop.tasks --queues titles,emails",
-        "sqla-shard worker --app shop.main:cluster --concurrency 16",
-        "sqla-shard worker --models shop.tasks --once --json",
-    ),
+    "sqla-shard worker --models shop.tasks --queues titles,emails",
+    "sqla-shard worker --app shop.main:cluster --concurrency 16",
+    "sqla-shard worker --models shop.tasks --once --json",
 )
-@click.option(
-    "--queues", metavar="NAME,NAME", default="default", help="Names of the queues."
-)
-@click.option(
-    "--concurrency",
-    metavar="N",
-    default=4,
-    type=click.IntRange(1, 1000),
-    help="Number of threads that run tasks, and maximum number of tasks that "
+@option("--queues NAME,NAME", "Names of the queues.", default="default")
+@option(
+    "--concurrency N",
+    "Number of threads that run tasks, and maximum number of tasks that "
     "are awaited at the same time.",
+    click.IntRange(1, 1000),
+    default=4,
 )
-@click.option(
-    "--app",
-    metavar="MODULE:NAME",
-    help="Use this cluster of the application, instead of --topology and --cache.",
+@option(
+    "--app MODULE:NAME",
+    "Use this cluster of the application, instead of --topology and --cache.",
 )
 @models_option
 @cache_option
-@click.option(
-    "--lease",
-    metavar="S",
-    default=LEASE,
-    type=FiniteRange(least=1, most=86400),
-    help="Seconds after which the jobs of a killed worker are run by "
+@option(
+    "--lease S",
+    "Seconds after which the jobs of a killed worker are run by "
     "another; claims of running tasks are extended.",
+    FiniteRange(1, 86400),
+    default=LEASE,
 )
-@click.option(
-    "--deliver",
-    is_flag=True,
-    help='Also do what "sqla-shard repair" and "sqla-shard cache repair" do.',
+@option(
+    "--deliver", 'Also do what "sqla-shard repair" and "sqla-shard cache repair" do.'
 )
-@click.option(
-    "--hints",
-    metavar="URL",
+@option(
+    "--hints URL",
+    "Redis server or ZooKeeper through which programs announce new jobs.",
     envvar="SQLA_SHARD_HINTS",
     show_envvar=True,
-    help="Redis server or ZooKeeper through which programs announce new jobs.",
 )
-@click.option(
-    "--stop-timeout",
-    metavar="S",
+@option(
+    "--stop-timeout S",
+    "Seconds for running tasks to end after SIGTERM, SIGHUP or Ctrl-C.",
+    FiniteRange(0),
     default=_STOP_TIMEOUT,
-    type=FiniteRange(least=0),
-    help="Seconds for running tasks to end after SIGTERM, SIGHUP or Ctrl-C.",
 )
-@click.option(
-    "--ready-file",
-    metavar="PATH",
-    type=click.Path(dir_okay=False, path_type=Path),
+@option(
+    "--ready-file PATH",
+    "File that exists while jobs are claimed, for probes.",
+    click.Path(dir_okay=False, path_type=Path),
     callback=_unused,
-    help="File that exists while jobs are claimed, for probes.",
 )
 @once_option
 @data_option

@@ -16,14 +16,14 @@ from sqlalchemy import MetaData
 from sqla_shard.cli.application_options import imported
 from sqla_shard.cli.options import FiniteRange, rate_option, resume_option
 from sqla_shard.cli.output import (
+    command,
     data_option,
     echo,
     end,
-    examples,
+    option,
     print_data,
     print_report,
     ProgressLines,
-    with_options,
 )
 from sqla_shard.cli.service_loop import log_to_stderr, StopFlag
 from sqla_shard.migrate import load, merge, suggest, Suggestion
@@ -51,13 +51,11 @@ def _files(paths: tuple[str, ...]) -> Iterator[Path]:
         yield from found
 
 
-@click.command(
+@command(
     "shadow",
-    epilog=examples(
-        "sqla-shard migrate shadow reports/",
-        "sqla-shard migrate shadow web.json batch.json --json",
-        "sqla-shard migrate shadow reports/ --fail-under 90",
-    ),
+    "sqla-shard migrate shadow reports/",
+    "sqla-shard migrate shadow web.json batch.json --json",
+    "sqla-shard migrate shadow reports/ --fail-under 90",
 )
 @click.argument(
     "reports",
@@ -66,11 +64,10 @@ def _files(paths: tuple[str, ...]) -> Iterator[Path]:
     required=True,
     type=click.Path(exists=True),
 )
-@click.option(
-    "--fail-under",
-    type=click.FloatRange(0, 100),
-    metavar="PERCENT",
-    help="Exit with status 1 if fewer statements would be executed as they are.",
+@option(
+    "--fail-under PERCENT",
+    "Exit with status 1 if fewer statements would be executed as they are.",
+    click.FloatRange(0, 100),
 )
 @data_option
 def shadow_command(
@@ -89,22 +86,18 @@ def shadow_command(
     end(is_good=is_good, is_read=True)
 
 
-@click.command(
+@command(
     "suggest",
-    epilog=examples(
-        "sqla-shard migrate suggest shop.models:Base",
-        "sqla-shard migrate suggest shop.models:Base reports/",
-        "sqla-shard migrate suggest shop.models:Base reports/ --toml \\",
-        "    > declaration.toml",
-    ),
+    "sqla-shard migrate suggest shop.models:Base",
+    "sqla-shard migrate suggest shop.models:Base reports/",
+    "sqla-shard migrate suggest shop.models:Base reports/ --toml \\",
+    "    > declaration.toml",
 )
 @click.argument("metadata", metavar="MODULE:NAME")
 @click.argument(
     "reports", metavar="[REPORT]...", nargs=-1, type=click.Path(exists=True)
 )
-@click.option(
-    "--toml", "as_toml", is_flag=True, help="Print the best declaration, as a file."
-)
+@option("--toml", "Print the best declaration, as a file.", to="as_toml")
 @data_option
 def suggest_command(
     metadata: str, reports: tuple[str, ...], as_toml: bool, as_data: bool
@@ -161,26 +154,20 @@ def _show(one: Suggestion) -> None:
 _PAUSE = 1.0
 
 _move_argument = click.argument("name", metavar="MOVE")
-_timeout_option = with_options(
-    click.option(
-        "--timeout",
-        metavar="S",
-        type=FiniteRange(least=0, is_open=True),
-        default=60.0,
-        show_default=True,
-        help="Seconds to copy the last rows while writes wait; then the "
-        "stage before is restored.",
-    )
+_timeout_option = option(
+    "--timeout S",
+    "Seconds to copy the last rows while writes wait; then the "
+    "stage before is restored.",
+    FiniteRange(0, is_open=True),
+    default=60.0,
+    show_default=True,
 )
 
-_lag_option = with_options(
-    click.option(
-        "--max-lag",
-        metavar="S",
-        type=FiniteRange(least=1),
-        help="Wait while a replica of the database, or a standby of the "
-        "shards, is more than S seconds behind.",
-    )
+_lag_option = option(
+    "--max-lag S",
+    "Wait while a replica of the database, or a standby of the "
+    "shards, is more than S seconds behind.",
+    FiniteRange(1),
 )
 
 
@@ -223,19 +210,13 @@ class _Rows:
         self._lines(None)
 
 
-@click.command(
+@command(
     "plan",
-    epilog=examples(
-        "sqla-shard migrate plan shop.moving",
-        "sqla-shard migrate plan shop.moving --create",
-    ),
+    "sqla-shard migrate plan shop.moving",
+    "sqla-shard migrate plan shop.moving --create",
 )
 @_move_argument
-@click.option(
-    "--create",
-    is_flag=True,
-    help="Create the tables of the move, in the database and on all shards.",
-)
+@option("--create", "Create the tables of the move, in the database and on all shards.")
 @data_option
 def plan_command(name: str, create: bool, as_data: bool) -> None:
     """Show what a move will do, and create its tables.
@@ -252,9 +233,7 @@ def plan_command(name: str, create: bool, as_data: bool) -> None:
     end(is_good=not found.problems, is_read=True)
 
 
-@click.command(
-    "status", epilog=examples("sqla-shard migrate status shop.moving --json")
-)
+@command("status", "sqla-shard migrate status shop.moving --json")
 @_move_argument
 @data_option
 def status_command(name: str, as_data: bool) -> None:
@@ -284,23 +263,19 @@ def _share(text: str) -> tuple[str, int]:
     return table, int(percent)
 
 
-@click.command(
+@command(
     "switch",
-    epilog=examples(
-        "sqla-shard migrate switch shop.moving copying",
-        "sqla-shard migrate switch shop.moving reading --share posts=10",
-        "sqla-shard migrate switch shop.moving switched --timeout 10",
-    ),
+    "sqla-shard migrate switch shop.moving copying",
+    "sqla-shard migrate switch shop.moving reading --share posts=10",
+    "sqla-shard migrate switch shop.moving switched --timeout 10",
 )
 @_move_argument
 @click.argument("stage", metavar="STAGE", type=click.Choice(list(STAGES)))
-@click.option(
-    "--share",
-    "shares",
-    metavar="TABLE=PERCENT",
+@option(
+    "--share TABLE=PERCENT",
+    "Share of the reads of TABLE from the shards, in the stage reading; repeatable.",
+    to="shares",
     multiple=True,
-    help="Share of the reads of TABLE from the shards, in the stage reading; "
-    "repeatable.",
 )
 @_timeout_option
 def switch_command(
@@ -326,7 +301,7 @@ def switch_command(
         echo(f"the stage is {now.stage}")
 
 
-@click.command("rollback", epilog=examples("sqla-shard migrate rollback shop.moving"))
+@command("rollback", "sqla-shard migrate rollback shop.moving")
 @_move_argument
 @_timeout_option
 def rollback_command(name: str, timeout: float) -> None:
@@ -340,34 +315,29 @@ def rollback_command(name: str, timeout: float) -> None:
         echo(f"the stage is {now.stage}")
 
 
-@click.command(
+@command(
     "backfill",
-    epilog=examples(
-        "sqla-shard migrate backfill shop.moving --rate 5000 --jobs 8",
-        "sqla-shard migrate backfill shop.moving --max-lag 5 --part 1/4",
-    ),
+    "sqla-shard migrate backfill shop.moving --rate 5000 --jobs 8",
+    "sqla-shard migrate backfill shop.moving --max-lag 5 --part 1/4",
 )
 @_move_argument
 @rate_option
 @_lag_option
-@click.option(
-    "--jobs",
-    metavar="N",
-    type=click.IntRange(1, 64),
+@option(
+    "--jobs N",
+    "Number of threads that copy.",
+    click.IntRange(1, 64),
     default=4,
     show_default=True,
-    help="Number of threads that copy.",
 )
-@click.option(
-    "--part",
-    metavar="K/N",
+@option(
+    "--part K/N",
+    "Copy the K-th of N equal parts, beside a process for each other part.",
     callback=_part,
-    help="Copy the K-th of N equal parts, beside a process for each other part.",
 )
-@click.option(
+@option(
     "--follow",
-    is_flag=True,
-    help="Go on with rows that wait, in the direction of the stage, until "
+    "Go on with rows that wait, in the direction of the stage, until "
     "Ctrl-C or SIGTERM.",
 )
 def backfill_command(
@@ -410,20 +380,16 @@ def _follow(move: Move) -> None:
             copy_waiting(move, now)
 
 
-@click.command(
-    "reconcile",
-    epilog=examples("sqla-shard migrate reconcile shop.moving --resume pass.json"),
-)
+@command("reconcile", "sqla-shard migrate reconcile shop.moving --resume pass.json")
 @_move_argument
 @rate_option
 @_lag_option
-@click.option(
-    "--passes",
-    metavar="N",
-    type=click.IntRange(1),
+@option(
+    "--passes N",
+    "Maximum number of passes.",
+    click.IntRange(1),
     default=10,
     show_default=True,
-    help="Maximum number of passes.",
 )
 @resume_option
 def reconcile_command(
@@ -451,9 +417,7 @@ def reconcile_command(
     end(is_good=found.is_equal, is_read=True)
 
 
-@click.command(
-    "verify", epilog=examples("sqla-shard migrate verify shop.moving --json")
-)
+@command("verify", "sqla-shard migrate verify shop.moving --json")
 @_move_argument
 @rate_option
 @resume_option

@@ -14,10 +14,11 @@ from sqla_shard.cache.regions import open_region, read, regions_of
 from sqla_shard.cli.application_options import IN_MEMORY
 from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
 from sqla_shard.cli.output import (
+    command,
     data_option,
     echo,
     end,
-    examples,
+    option,
     print_report,
     with_options,
 )
@@ -30,21 +31,11 @@ from sqla_shard.monitor.load_stores import LoadCache, LoadDirectory, LoadStore
 _PUBLISH = "call publish_load(measure_load(cluster), ...) in the application"
 
 load_options = with_options(
-    click.option(
-        "--directory",
-        metavar="PATH",
-        help="Directory in which the processes of this machine publish.",
+    option(
+        "--directory PATH", "Directory in which the processes of this machine publish."
     ),
-    click.option(
-        "--cache",
-        metavar="FILE",
-        help="TOML file of the cache in which the processes publish.",
-    ),
-    click.option(
-        "--region",
-        metavar="NAME",
-        help="Region of the cache; by default the first in the file.",
-    ),
+    option("--cache FILE", "TOML file of the cache in which the processes publish."),
+    option("--region NAME", "Region of the cache; by default the first in the file."),
 )
 
 
@@ -92,21 +83,13 @@ def open_load_store(
             close()
 
 
-@click.command(
+@command(
     "load",
-    epilog=examples(
-        "sqla-shard load --directory /run/pinboard/load",
-        "sqla-shard load --cache cache.toml --top 3 --json",
-    ),
+    "sqla-shard load --directory /run/pinboard/load",
+    "sqla-shard load --cache cache.toml --top 3 --json",
 )
 @load_options
-@click.option(
-    "--top",
-    metavar="N",
-    default=10,
-    type=click.IntRange(1, 1000),
-    help="Number of shards to show.",
-)
+@option("--top N", "Number of shards to show.", click.IntRange(1, 1000), default=10)
 @data_option
 @pass_settings
 def load_command(
@@ -146,38 +129,30 @@ def load_command(
     end(is_good=not report.hot, is_read=True)
 
 
-@click.command(
+@command(
     "exporter",
-    epilog=examples(
-        "sqla-shard exporter",
-        "sqla-shard exporter --port 9477 --timeout 5 --cache cache.toml",
-    ),
+    "sqla-shard exporter",
+    "sqla-shard exporter --port 9477 --timeout 5 --cache cache.toml",
 )
-@click.option(
-    "--host", metavar="ADDRESS", default="127.0.0.1", help="Address to listen on."
-)
-@click.option(
-    "--port",
-    metavar="N",
+@option("--host ADDRESS", "Address to listen on.", default="127.0.0.1")
+@option(
+    "--port N",
+    "Port to listen on; 0 for any free one.",
+    click.IntRange(0, 65535),
     default=9477,
-    type=click.IntRange(0, 65535),
-    help="Port to listen on; 0 for any free one.",
 )
-@click.option(
-    "--timeout",
-    metavar="S",
-    default=3.0,
-    type=FiniteRange(least=1, most=60),
-    help="Seconds after which a request is answered without the servers "
+@option(
+    "--timeout S",
+    "Seconds after which a request is answered without the servers "
     "that have not responded.",
+    FiniteRange(1, 60),
+    default=3.0,
 )
-@click.option(
-    "--interval",
-    metavar="S",
+@option(
+    "--interval S",
+    "Seconds for which operations, invalidations, jobs and revisions are counted once.",
+    FiniteRange(0, 3600),
     default=30.0,
-    type=FiniteRange(least=0, most=3600),
-    help="Seconds for which operations, invalidations, jobs and revisions "
-    "are counted once.",
 )
 @load_options
 @pass_settings

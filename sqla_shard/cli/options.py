@@ -20,7 +20,7 @@ from typing import Any, Concatenate, get_args, ParamSpec, TYPE_CHECKING, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from sqla_shard.cli.output import CommandT, with_options
+from sqla_shard.cli.output import CommandT, option
 
 if TYPE_CHECKING:
     from sqla_shard.cli.completion import Kind
@@ -72,7 +72,7 @@ class FiniteRange(click.FloatRange):
     """
 
     def __init__(
-        self, *, least: float, most: float = 1e9, is_open: bool = False
+        self, least: float, most: float = 1e9, *, is_open: bool = False
     ) -> None:
         super().__init__(least, most, min_open=is_open)
 
@@ -86,24 +86,16 @@ class FiniteRange(click.FloatRange):
         return converted
 
 
-rate_option = with_options(
-    click.option(
-        "--rate",
-        metavar="N",
-        type=FiniteRange(least=0, is_open=True),
-        help="Read at most N rows per second.",
-    )
+rate_option = option(
+    "--rate N", "Read at most N rows per second.", FiniteRange(0, is_open=True)
 )
 """Option of commands that read all rows of a class."""
 
-resume_option = with_options(
-    click.option(
-        "--resume",
-        "position",
-        metavar="FILE",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="Save the progress in FILE, and resume from there after an interruption.",
-    )
+resume_option = option(
+    "--resume FILE",
+    "Save the progress in FILE, and resume from there after an interruption.",
+    click.Path(dir_okay=False, path_type=Path),
+    to="position",
 )
 """Option of commands that can be interrupted."""
 
@@ -232,27 +224,25 @@ def _replace_location(
 
 
 def pass_global_settings(
-    command: Callable[Concatenate[Settings, P], T],
+    function: Callable[Concatenate[Settings, P], T],
 ) -> Callable[P, T]:
     """Pass the settings to a command that has a ``--topology`` of its own."""
-    return click.make_pass_decorator(Settings)(command)
+    return click.make_pass_decorator(Settings)(function)
 
 
-def pass_settings(command: Callable[Concatenate[Settings, P], T]) -> Callable[P, T]:
+def pass_settings(function: Callable[Concatenate[Settings, P], T]) -> Callable[P, T]:
     """Pass the settings to a command, as its first argument.
 
     The command takes the option ``--topology``, as the program does.
     """
-    option = click.option(
-        "-t",
-        "--topology",
-        metavar="PATH",
-        type=LOCATION,
+    location = option(
+        "-t --topology PATH",
+        "Topology; can also precede the command.",
+        LOCATION,
         expose_value=False,
         callback=_replace_location,
-        help="Topology; can also precede the command.",
     )
-    return option(pass_global_settings(command))
+    return location(pass_global_settings(function))
 
 
 _Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -289,9 +279,7 @@ def keyspace_option(text: str) -> Callable[[CommandT], CommandT]:
 
     :param text: its help.
     """
-    return click.option(
-        "--keyspace", metavar="NAME", shell_complete=completed("keyspace"), help=text
-    )
+    return option("--keyspace NAME", text, shell_complete=completed("keyspace"))
 
 
 ids_keyspace_option = keyspace_option(

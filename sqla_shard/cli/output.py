@@ -48,6 +48,49 @@ def with_options(
     return decorate
 
 
+def command(
+    name: str, *lines: str, cls: type[click.Command] = click.Command
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return a decorator that makes a function a command.
+
+    :param name: name of the command.
+    :param lines: examples at the end of its help, shown verbatim.
+    :param cls: class of the command.
+    """
+    return click.command(name, cls=cls, epilog=examples(*lines) if lines else None)
+
+
+def examples(*lines: str) -> str:
+    """Return the examples at the end of a command's help.
+
+    :param lines: command lines, shown verbatim.
+    """
+    # \b keeps click from wrapping the lines.
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
+
+
+def option(
+    usage: str, text: str, kind: Any = None, *, to: str | None = None, **settings: Any
+) -> Callable[[CommandT], CommandT]:
+    """Return an option of a command.
+
+    :param usage: its names, and the word for its value in the help, such as
+        ``-c --config FILE``.  Without such a word and a type it is a flag.
+    :param text: its help.
+    :param kind: type of the value, as for click.
+    :param to: parameter of the function; by default the name of the option.
+    :param settings: other arguments of :func:`click.option`.
+    """
+    names = [word for word in usage.split() if word.startswith("-")]
+    value = usage.removeprefix(" ".join(names)).strip() or None
+    # click finds out itself that --do/--no-do is one.
+    is_flag = True if value is kind is None and "/" not in usage else None
+    names += filter(None, [to])
+    return click.option(
+        *names, metavar=value, type=kind, is_flag=is_flag, help=text, **settings
+    )
+
+
 #: Where the value of ``--output`` is, in the context of a command.
 _FORMAT = "sqla_shard.output"
 
@@ -68,16 +111,16 @@ def _is_data(ctx: click.Context, param: click.Parameter, is_json: bool) -> bool:
 
 def _data_option(text: str) -> Callable[[CommandT], CommandT]:
     return with_options(
-        click.option(
+        option(
             "--output",
-            type=click.Choice(["table", "json"]),
+            "Format of the output; table is text, with tables on a terminal.",
+            click.Choice(["table", "json"]),
             expose_value=False,
             # Before --json, which depends on it.
             is_eager=True,
             callback=_store_format,
-            help="Format of the output; table is text, with tables on a terminal.",
         ),
-        click.option("--json", "as_data", is_flag=True, callback=_is_data, help=text),
+        option("--json", text, to="as_data", callback=_is_data),
     )
 
 
@@ -234,15 +277,6 @@ class ProgressLines(Generic[T]):
             return
         self._shown = now
         echo(self._describe(progress), err=True)
-
-
-def examples(*lines: str) -> str:
-    """Return the examples at the end of a command's help.
-
-    :param lines: command lines, shown verbatim.
-    """
-    # \b keeps click from wrapping the lines.
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 def end(*, is_good: bool, is_read: bool) -> None:

@@ -19,20 +19,18 @@ from click.shell_completion import get_completion_class
 from sqla_shard.cli.catalogue import PROGRAM
 from sqla_shard.cli.groups import LazyGroup
 from sqla_shard.cli.options import LOCATION, Settings, VARIABLE
-from sqla_shard.cli.output import echo, examples
+from sqla_shard.cli.output import command, echo, examples, option
 from sqla_shard.util.masking import printable
 
 _SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_SQLA_SHARD_COMPLETE"
 
 
-@click.command(
+@command(
     "completion",
-    epilog=examples(
-        'eval "$(sqla-shard completion bash)"',
-        "sqla-shard completion zsh > ~/.zfunc/_sqla-shard",
-        "sqla-shard completion fish | source",
-    ),
+    'eval "$(sqla-shard completion bash)"',
+    "sqla-shard completion zsh > ~/.zfunc/_sqla-shard",
+    "sqla-shard completion fish | source",
 )
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
@@ -123,24 +121,21 @@ class _Program(LazyGroup):
         "sqla-shard -t topology.toml topology show",
     ),
 )
-@click.option(
-    "-t",
-    "--topology",
-    metavar="PATH",
-    envvar=VARIABLE,
-    show_envvar=True,
-    type=LOCATION,
-    help="Topology file (TOML or JSON), or ZooKeeper URL: "
+@option(
+    "-t --topology PATH",
+    "Topology file (TOML or JSON), or ZooKeeper URL: "
     "zookeeper://host:port,host:port/path.  Default: topology.toml or "
     "topology.json in the current directory.",
+    LOCATION,
+    envvar=VARIABLE,
+    show_envvar=True,
 )
-@click.option(
-    "--placeholder",
-    "placeholders",
-    metavar="NAME",
-    multiple=True,
-    help="Allow ${NAME} in the URLs of the topology, in addition to "
+@option(
+    "--placeholder NAME",
+    "Allow ${NAME} in the URLs of the topology, in addition to "
     "${MYSQL_USER} and ${MYSQL_PASSWORD}; repeatable.",
+    to="placeholders",
+    multiple=True,
 )
 @click.version_option(
     package_name="sqla-shard", prog_name="sqla-shard", message="%(prog)s %(version)s"

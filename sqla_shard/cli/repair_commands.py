@@ -19,11 +19,12 @@ from sqla_shard.cli.application_options import (
 )
 from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
 from sqla_shard.cli.output import (
+    command,
     data_option,
     echo,
     end,
-    examples,
     lines_option,
+    option,
     print_data,
 )
 from sqla_shard.cli.service_loop import (
@@ -47,48 +48,39 @@ from sqla_shard.outbox.transaction_keys import halves_on_all, key_on_all, MINUTE
 _HOUR = timedelta(hours=1)
 
 
-@click.command(
+@command(
     "repair",
-    epilog=examples(
-        "sqla-shard repair --models shop.models",
-        "sqla-shard repair --models shop.models --once",
-        "sqla-shard repair --models shop.models --cache cache.toml",
-        "sqla-shard repair --models shop.models --dry-run --json",
-        "sqla-shard repair --count",
-        "sqla-shard repair --discard 5f0c2b7e9a314d1e8c6f7a0b1d2e3f40",
-    ),
+    "sqla-shard repair --models shop.models",
+    "sqla-shard repair --models shop.models --once",
+    "sqla-shard repair --models shop.models --cache cache.toml",
+    "sqla-shard repair --models shop.models --dry-run --json",
+    "sqla-shard repair --count",
+    "sqla-shard repair --discard 5f0c2b7e9a314d1e8c6f7a0b1d2e3f40",
 )
 @models_option
 @cache_option
 @interval_option
 @once_option
-@click.option(
+@option(
     "--now",
-    is_flag=True,
-    help="With --once: also run operations of the last 30 seconds, those "
+    "With --once: also run operations of the last 30 seconds, those "
     "that another worker has started, and those that wait for a retry.",
 )
-@click.option(
-    "--keep",
-    metavar="HOURS",
+@option(
+    "--keep HOURS",
+    "Hours for which applied operations are remembered.",
+    FiniteRange(0, 24 * 3650),
     default=KEEP / _HOUR,
-    type=FiniteRange(least=0, most=24 * 3650),
-    help="Hours for which applied operations are remembered.",
 )
-@click.option("--dry-run", is_flag=True, help="List pending operations; write nothing.")
-@click.option(
-    "--count",
-    is_flag=True,
-    help="Print the number of pending calls per operation; write nothing.",
-)
-@click.option(
-    "--discard",
-    "tokens",
-    metavar="TOKEN",
-    multiple=True,
-    help="Delete this pending operation without running it, print its "
+@option("--dry-run", "List pending operations; write nothing.")
+@option("--count", "Print the number of pending calls per operation; write nothing.")
+@option(
+    "--discard TOKEN",
+    "Delete this pending operation without running it, print its "
     "arguments, and exit; the writes of its transaction remain.  "
     "Repeatable.",
+    to="tokens",
+    multiple=True,
 )
 @lines_option
 @pass_settings
@@ -243,9 +235,7 @@ def _documents(found: Sequence[Pending]) -> list[dict[str, Any]]:
     return [{**one.as_dict(), "is_known": one.is_known} for one in found]
 
 
-@click.command(
-    "key", epilog=examples("sqla-shard key order-17", "sqla-shard key order-17 --json")
-)
+@command("key", "sqla-shard key order-17", "sqla-shard key order-17 --json")
 @click.argument("key")
 @data_option
 @pass_settings
@@ -279,16 +269,12 @@ def key_command(settings: Settings, key: str, as_data: bool) -> None:
     end(is_good=bool(found), is_read=not unreachable)
 
 
-@click.command(
-    "halves",
-    epilog=examples("sqla-shard halves", "sqla-shard halves --older-than 600 --json"),
-)
-@click.option(
-    "--older-than",
-    metavar="S",
-    type=FiniteRange(least=0),
+@command("halves", "sqla-shard halves", "sqla-shard halves --older-than 600 --json")
+@option(
+    "--older-than S",
+    "Ignore transactions that began to commit less than S seconds ago.",
+    FiniteRange(0),
     default=MINUTE.total_seconds(),
-    help="Ignore transactions that began to commit less than S seconds ago.",
 )
 @data_option
 @pass_settings

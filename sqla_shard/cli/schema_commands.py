@@ -24,11 +24,12 @@ from sqla_shard.cli.options import (
     Settings,
 )
 from sqla_shard.cli.output import (
+    command,
     CommandT,
     data_option,
     echo,
     end,
-    examples,
+    option,
     print_data,
     print_report,
     with_options,
@@ -112,83 +113,67 @@ def _shard_options(*, by_ini: bool = True) -> Callable[[CommandT], CommandT]:
     :param by_ini: whether the command has the topology of ``alembic.ini``.
     """
     return with_options(
-        click.option(
-            "--shards",
-            metavar="RANGES",
+        option(
+            "--shards RANGES",
+            "Only these virtual shards, such as 0-511,600.",
             multiple=True,
             callback=_parsed_shards,
             shell_complete=completed("ranges", by_ini=by_ini),
-            help="Only these virtual shards, such as 0-511,600.",
         ),
-        click.option(
-            "--servers",
-            metavar="NAMES",
+        option(
+            "--servers NAMES",
+            "Only virtual shards on these physical servers, comma-separated.",
             multiple=True,
             callback=_parsed_names,
             shell_complete=completed("servers", by_ini=by_ini),
-            help="Only virtual shards on these physical servers, comma-separated.",
         ),
     )
 
 
-_new_option = click.option(
-    "--new",
-    metavar="RANGES",
+_new_option = option(
+    "--new RANGES",
+    "Virtual shards that were never in use: create their tables, even "
+    "though other shards already have a revision.",
     multiple=True,
     callback=_parsed_shards,
     shell_complete=completed("ranges", by_ini=True),
-    help="Virtual shards that were never in use: create their tables, even "
-    "though other shards already have a revision.",
 )
 _migration_options = with_options(
-    click.option(
-        "--jobs",
-        metavar="N",
-        type=int,
-        help="Migrate N shards per server at a time; 4 by default.",
-    ),
-    click.option(
-        "--wave",
-        metavar="N",
-        type=int,
-        help="Size of the waves after the first shard.  By default one wave "
+    option("--jobs N", "Migrate N shards per server at a time; 4 by default.", int),
+    option(
+        "--wave N",
+        "Size of the waves after the first shard.  By default one wave "
         "of one shard per process, then all others.",
+        int,
     ),
-    click.option(
-        "--pause",
-        metavar="SECONDS",
-        type=FiniteRange(least=0),
-        help="Pause after the first shard and between waves.",
+    option(
+        "--pause SECONDS",
+        "Pause after the first shard and between waves.",
+        FiniteRange(0),
     ),
-    click.option(
-        "--lock-wait",
-        metavar="SECONDS",
-        type=FiniteRange(least=0),
-        help="Timeout for metadata locks of tables; 5 by default.",
+    option(
+        "--lock-wait SECONDS",
+        "Timeout for metadata locks of tables; 5 by default.",
+        FiniteRange(0),
     ),
-    click.option(
-        "--runner-wait",
-        metavar="SECONDS",
-        type=FiniteRange(least=0),
-        help="Timeout for a shard that another runner has locked; 10 by default.",
+    option(
+        "--runner-wait SECONDS",
+        "Timeout for a shard that another runner has locked; 10 by default.",
+        FiniteRange(0),
     ),
-    click.option(
+    option(
         "--continue-on-error/--stop-on-error",
-        default=None,
-        help="Continue with other shards after an error; by default, no "
+        "Continue with other shards after an error; by default, no "
         "other shard is started.",
-    ),
-    click.option(
-        "--replay/--no-replay",
         default=None,
-        help="Replay recorded statements of static revisions, or run every "
+    ),
+    option(
+        "--replay/--no-replay",
+        "Replay recorded statements of static revisions, or run every "
         "revision on every shard.",
+        default=None,
     ),
-    click.option(
-        "--report",
-        metavar="PATH",
-        help="Write the result of every shard to a JSON file.",
-    ),
+    option("--report PATH", "Write the result of every shard to a JSON file."),
 )
 
 
@@ -276,10 +261,10 @@ def _run(
     print_report(report, as_data)
 
 
-@click.command(
+@command(
     "template",
+    'alembic init -t "$(sqla-shard schema template)" migrations',
     cls=_Command,
-    epilog=examples('alembic init -t "$(sqla-shard schema template)" migrations'),
 )
 def template_command() -> None:
     """Print the path of the template for `alembic init -t`."""
@@ -288,17 +273,11 @@ def template_command() -> None:
     echo(schema.template_path())
 
 
-@click.command(
-    "init",
-    cls=_Command,
-    epilog=examples("sqla-shard schema init migrations --models myapp.models:Base"),
+@command(
+    "init", "sqla-shard schema init migrations --models myapp.models:Base", cls=_Command
 )
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option(
-    "--models",
-    metavar="MODULE:BASE",
-    help="Declarative base or metadata of the application.",
-)
+@option("--models MODULE:BASE", "Declarative base or metadata of the application.")
 @pass_settings
 def init_command(settings: Settings, directory: Path, models: str | None) -> None:
     """Create a DIRECTORY for revisions, and alembic.ini.
@@ -320,14 +299,12 @@ def init_command(settings: Settings, directory: Path, models: str | None) -> Non
         echo(f"created {path}")
 
 
-@click.command(
+@command(
     "upgrade",
+    "sqla-shard schema upgrade",
+    "sqla-shard schema upgrade head --jobs 2 --pause 60",
+    "sqla-shard schema upgrade 1975ea83b712 --shards 0-511 --json",
     cls=_Command,
-    epilog=examples(
-        "sqla-shard schema upgrade",
-        "sqla-shard schema upgrade head --jobs 2 --pause 60",
-        "sqla-shard schema upgrade 1975ea83b712 --shards 0-511 --json",
-    ),
 )
 @click.argument("revision", default="head")
 @_shard_options()
@@ -348,13 +325,11 @@ def upgrade_command(settings: Settings, /, revision: str, **options: Any) -> Non
     _run(settings, schema.upgrade, revision, **options)
 
 
-@click.command(
+@command(
     "downgrade",
+    "sqla-shard schema downgrade 1975ea83b712",
+    "sqla-shard schema downgrade -1 --shards 7",
     cls=_RelativeCommand,
-    epilog=examples(
-        "sqla-shard schema downgrade 1975ea83b712",
-        "sqla-shard schema downgrade -1 --shards 7",
-    ),
 )
 @click.argument("revision")
 @_shard_options()
@@ -368,26 +343,16 @@ def downgrade_command(settings: Settings, /, revision: str, **options: Any) -> N
     _run(settings, schema.downgrade, revision, **options)
 
 
-@click.command(
+@command(
     "provision",
+    "sqla-shard schema provision --initial",
+    "sqla-shard schema provision --topology next.toml",
     cls=_Command,
-    epilog=examples(
-        "sqla-shard schema provision --initial",
-        "sqla-shard schema provision --topology next.toml",
-    ),
 )
-@click.option(
-    "--topology",
-    "new",
-    metavar="PATH",
-    type=LOCATION,
-    help="Topology that opens new virtual shards.",
+@option(
+    "--topology PATH", "Topology that opens new virtual shards.", LOCATION, to="new"
 )
-@click.option(
-    "--initial",
-    is_flag=True,
-    help="No application is running yet: create all databases.",
-)
+@option("--initial", "No application is running yet: create all databases.")
 @_migration_options
 @data_option
 @pass_global_settings
@@ -417,19 +382,14 @@ def provision_command(
         end(is_good=False, is_read=not error.unreachable)
 
 
-@click.command(
+@command(
     "status",
+    "sqla-shard schema status",
+    "sqla-shard schema status --exit-code --json",
     cls=_Command,
-    epilog=examples(
-        "sqla-shard schema status", "sqla-shard schema status --exit-code --json"
-    ),
 )
 @_shard_options()
-@click.option(
-    "--exit-code",
-    is_flag=True,
-    help="Exit with status 1 unless every shard has the newest revision.",
-)
+@option("--exit-code", "Exit with status 1 unless every shard has the newest revision.")
 @data_option
 @pass_settings
 def status_command(
@@ -449,13 +409,11 @@ def status_command(
     end(is_good=found.ok or not exit_code, is_read=not found.unreachable)
 
 
-@click.command(
+@command(
     "resolve",
+    "sqla-shard schema resolve 17 statement-done",
+    "sqla-shard schema resolve 17 revision-undone",
     cls=_Command,
-    epilog=examples(
-        "sqla-shard schema resolve 17 statement-done",
-        "sqla-shard schema resolve 17 revision-undone",
-    ),
 )
 @click.argument("shard", type=int, shell_complete=completed("shard", by_ini=True))
 @click.argument("answer", metavar="ANSWER", type=LazyChoice("sqla_shard.schema:Answer"))
@@ -480,24 +438,17 @@ def resolve_command(settings: Settings, shard: int, answer: str) -> None:
     echo(f"shard {done.shard_id} ({done.database}): {done.step}: {done.answer.value}")
 
 
-@click.command(
+@command(
     "verify",
+    "sqla-shard schema verify",
+    "sqla-shard -t topology.toml schema verify --keyspace objects",
+    "sqla-shard schema verify --primaries-only --json",
     cls=_Command,
-    epilog=examples(
-        "sqla-shard schema verify",
-        "sqla-shard -t topology.toml schema verify --keyspace objects",
-        "sqla-shard schema verify --primaries-only --json",
-    ),
 )
 @keyspace_option("Only this keyspace; by default each keyspace separately.")
 @_shard_options(by_ini=False)
-@click.option(
-    "--reference",
-    metavar="N",
-    type=int,
-    help="Shard to compare with; the lowest by default.",
-)
-@click.option("--primaries-only", is_flag=True, help="Skip standbys.")
+@option("--reference N", "Shard to compare with; the lowest by default.", int)
+@option("--primaries-only", "Skip standbys.")
 @data_option
 @pass_settings
 def verify_command(

@@ -13,10 +13,8 @@ from datetime import datetime, UTC
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
-import click
-
 from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.output import echo, end, print_data, with_options
+from sqla_shard.cli.output import echo, end, option, print_data
 from sqla_shard.util.masking import printable
 from sqla_shard.util.processes import ENDING, waking
 
@@ -171,15 +169,10 @@ def _print_pass(report: _Report, problems: Sequence[str], as_data: bool) -> None
     sys.stdout.flush()
 
 
-interval_option = with_options(
-    click.option(
-        "--interval",
-        metavar="S",
-        default=5.0,
-        type=FiniteRange(least=0.1),
-        help="Seconds to wait after a pass with nothing to do.",
-    )
+interval_option = option(
+    "--interval S",
+    "Seconds to wait after a pass with nothing to do.",
+    FiniteRange(0.1),
+    default=5.0,
 )
-once_option = with_options(
-    click.option("--once", is_flag=True, help="Exit when there is nothing left to do.")
-)
+once_option = option("--once", "Exit when there is nothing left to do.")

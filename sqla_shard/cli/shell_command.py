@@ -23,49 +23,37 @@ from sqla_shard.cli.options import (
     pass_settings,
     Settings,
 )
-from sqla_shard.cli.output import examples
+from sqla_shard.cli.output import command, option
 
 if TYPE_CHECKING:
     from sqla_shard.topology import Location, Topology
 
 
-@click.command(
+@command(
     "shell",
-    epilog=examples(
-        "sqla-shard shell 241294492511762325",
-        "sqla-shard shell --shard 5 --standby",
-        'sqla-shard shell --keyspace main -e "SHOW TABLES"',
-        "sqla-shard shell --shard 5 --python --models shop.models",
-        "sqla-shard shell --shard 5 --models shop.models \\",
-        '    -c "print(session.scalars(select(Pin)).all())"',
-    ),
+    "sqla-shard shell 241294492511762325",
+    "sqla-shard shell --shard 5 --standby",
+    'sqla-shard shell --keyspace main -e "SHOW TABLES"',
+    "sqla-shard shell --shard 5 --python --models shop.models",
+    "sqla-shard shell --shard 5 --models shop.models \\",
+    '    -c "print(session.scalars(select(Pin)).all())"',
 )
 @click.argument("object_id", metavar="[ID]", required=False, type=number)
-@click.option(
-    "--shard",
-    metavar="N",
-    type=number,
-    shell_complete=completed("shard"),
-    help="Shard, instead of an ID.",
+@option(
+    "--shard N", "Shard, instead of an ID.", number, shell_complete=completed("shard")
 )
 @keyspace_option("Keyspace; a global one needs neither ID nor --shard.")
-@click.option(
-    "--standby", is_flag=True, help="Connect to the standby of the server, read-only."
+@option("--standby", "Connect to the standby of the server, read-only.")
+@option(
+    "-e --execute SQL",
+    "Run this SQL, and exit with the status of the client.",
+    to="statement",
 )
-@click.option(
-    "-e",
-    "--execute",
-    "statement",
-    metavar="SQL",
-    help="Run this SQL, and exit with the status of the client.",
-)
-@click.option("--python", is_flag=True, help="Open Python instead of the SQL client.")
-@click.option(
-    "-c",
-    "--command",
-    "program",
-    metavar="PYTHON",
-    help="Run this Python code, and exit with its status.",
+@option("--python", "Open Python instead of the SQL client.")
+@option(
+    "-c --command PYTHON",
+    "Run this Python code, and exit with its status.",
+    to="program",
 )
 @models_option
 @cache_option

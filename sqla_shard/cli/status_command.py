@@ -14,10 +14,11 @@ import click
 
 from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
 from sqla_shard.cli.output import (
+    command,
     data_option,
     echo,
     end,
-    examples,
+    option,
     print_data,
     print_table,
 )
@@ -163,25 +164,16 @@ class ClusterStatus(JsonObject):
             )
 
 
-@click.command(
+@command(
     "status",
-    epilog=examples(
-        "sqla-shard status",
-        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod status --watch 5",
-    ),
+    "sqla-shard status",
+    "sqla-shard -t zookeeper://zk1,zk2,zk3/prod status --watch 5",
 )
-@click.option(
-    "--timeout",
-    metavar="S",
-    default=5.0,
-    type=FiniteRange(least=1, most=60),
-    help="Seconds to wait for the servers.",
+@option(
+    "--timeout S", "Seconds to wait for the servers.", FiniteRange(1, 60), default=5.0
 )
-@click.option(
-    "--watch",
-    metavar="S",
-    type=FiniteRange(least=1, most=3600),
-    help="Show it again every S seconds, until Ctrl-C.",
+@option(
+    "--watch S", "Show it again every S seconds, until Ctrl-C.", FiniteRange(1, 3600)
 )
 @data_option
 @pass_settings

@@ -13,10 +13,11 @@ import click
 
 from sqla_shard.cli.options import completed, LOCATION, pass_settings, Settings
 from sqla_shard.cli.output import (
+    command,
     data_option,
     echo,
     end,
-    examples,
+    option,
     print_data,
     print_report,
     print_table,
@@ -34,11 +35,10 @@ _COLUMNS = ("server", "shards", "weight", "generation", "primary", "standby")
 _HISTORY = ("epoch", "published", "bytes", "author", "message")
 
 
-@click.command(
+@command(
     "show",
-    epilog=examples(
-        "sqla-shard topology show", "sqla-shard -t production.toml topology show --json"
-    ),
+    "sqla-shard topology show",
+    "sqla-shard -t production.toml topology show --json",
 )
 @data_option
 @pass_settings
@@ -55,18 +55,14 @@ def show_command(settings: Settings, as_data: bool) -> None:
         _print_topology(topology.redacted())
 
 
-@click.command(
+@command(
     "validate",
-    epilog=examples(
-        "sqla-shard topology validate",
-        "sqla-shard topology validate next.toml --environment",
-    ),
+    "sqla-shard topology validate",
+    "sqla-shard topology validate next.toml --environment",
 )
 @click.argument("file", metavar="[FILE]", required=False, type=LOCATION)
-@click.option(
-    "--environment",
-    is_flag=True,
-    help="Also check that the environment has a value for each ${NAME}.",
+@option(
+    "--environment", "Also check that the environment has a value for each ${NAME}."
 )
 @data_option
 @pass_settings
@@ -100,20 +96,14 @@ def validate_command(
     end(is_good=not problems, is_read=True)
 
 
-@click.command(
+@command(
     "diff",
-    epilog=examples(
-        "sqla-shard topology diff topology.toml next.toml",
-        "sqla-shard topology diff topology.toml next.toml --exit-code",
-    ),
+    "sqla-shard topology diff topology.toml next.toml",
+    "sqla-shard topology diff topology.toml next.toml --exit-code",
 )
 @click.argument("old", type=LOCATION)
 @click.argument("new", type=LOCATION)
-@click.option(
-    "--exit-code",
-    is_flag=True,
-    help="Exit with status 1 if anything differs, even only the epoch.",
-)
+@option("--exit-code", "Exit with status 1 if anything differs, even only the epoch.")
 @data_option
 @pass_settings
 def diff_command(
@@ -135,12 +125,10 @@ def diff_command(
     end(is_good=is_same or not exit_code, is_read=True)
 
 
-@click.command(
+@command(
     "history",
-    epilog=examples(
-        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology history",
-        "sqla-shard topology history --json",
-    ),
+    "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology history",
+    "sqla-shard topology history --json",
 )
 @data_option
 @pass_settings
@@ -248,57 +236,42 @@ def _checked_note(
     return value
 
 
-_acl_option = click.option(
-    "--acl",
-    metavar="SCHEME:ID:PERMISSIONS",
-    multiple=True,
-    help="ACL of the nodes that are created, such as world:anyone:r; "
+_acl_option = option(
+    "--acl SCHEME:ID:PERMISSIONS",
+    "ACL of the nodes that are created, such as world:anyone:r; "
     "repeatable.  By default, that of the published topology.",
+    multiple=True,
 )
 _publish_options = with_options(
     _acl_option,
-    click.option(
+    option(
         "--renamed",
-        is_flag=True,
-        help="Primaries with a new address are the same machines: do not "
+        "Primaries with a new address are the same machines: do not "
         "raise their generations.",
     ),
-    click.option(
+    option(
         "--force",
-        is_flag=True,
-        help="Publish although a fleet operation is pending, which may then "
+        "Publish although a fleet operation is pending, which may then "
         "have to be undone.",
     ),
-    click.option(
-        "-m",
-        "--message",
-        metavar="TEXT",
+    option(
+        "-m --message TEXT",
+        "Why it is published, for the history.",
         callback=_checked_note,
-        help="Why it is published, for the history.",
     ),
-    click.option(
-        "--author",
-        metavar="NAME",
+    option(
+        "--author NAME",
+        "Who publishes it, for the history.  [default: user@host]",
         callback=_checked_note,
-        help="Who publishes it, for the history.  [default: user@host]",
     ),
-    click.option(
-        "--yes",
-        is_flag=True,
-        help="Publish without confirmation; required without a terminal.",
-    ),
-    click.option(
-        "--dry-run",
-        is_flag=True,
-        help="Check everything and show the changes; write nothing.",
-    ),
-    click.option(
+    option("--yes", "Publish without confirmation; required without a terminal."),
+    option("--dry-run", "Check everything and show the changes; write nothing."),
+    option(
         "--check-servers",
-        "checks",
-        is_flag=True,
-        help="Publish only if each server responds, has its databases at "
+        "Publish only if each server responds, has its databases at "
         "the revision of the others, and is writable, or read-only if it is "
         "a standby.",
+        to="checks",
     ),
     data_option,
 )
@@ -311,34 +284,22 @@ _TIMEOUT = 10.0
 _Publish: TypeAlias = "Callable[..., Publication]"
 
 
-@click.command(
+@command(
     "push",
-    epilog=examples(
-        "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology push next.toml",
-        "sqla-shard topology push next.toml --to zookeeper://zk1/prod --dry-run",
-        "sqla-shard topology push next.toml --check-servers -m 'server 3'",
-    ),
+    "sqla-shard -t zookeeper://zk1,zk2,zk3/prod topology push next.toml",
+    "sqla-shard topology push next.toml --to zookeeper://zk1/prod --dry-run",
+    "sqla-shard topology push next.toml --check-servers -m 'server 3'",
 )
 @click.argument("file", type=LOCATION)
-@click.option(
-    "--to",
-    metavar="URL",
-    type=LOCATION,
-    help="ZooKeeper to publish in, if not that of --topology.",
-)
-@click.option(
-    "--expect-epoch",
-    "expected",
-    metavar="N",
-    type=click.IntRange(min=0),
+@option("--to URL", "ZooKeeper to publish in, if not that of --topology.", LOCATION)
+@option(
+    "--expect-epoch N",
+    "Publish only if this epoch is the published one.",
+    click.IntRange(min=0),
+    to="expected",
     shell_complete=completed("epoch"),
-    help="Publish only if this epoch is the published one.",
 )
-@click.option(
-    "--next-epoch",
-    is_flag=True,
-    help="Publish with the next epoch, ignoring that of the file.",
-)
+@option("--next-epoch", "Publish with the next epoch, ignoring that of the file.")
 @_publish_options
 @pass_settings
 def push_command(
@@ -363,21 +324,18 @@ def push_command(
     _publish(settings, publish, location=location, **options)
 
 
-@click.command(
+@command(
     "rollback",
-    epilog=examples(
-        "sqla-shard -t zookeeper://zk1,zk2/prod topology rollback --to 41",
-        "sqla-shard topology rollback --to 41 --dry-run",
-    ),
+    "sqla-shard -t zookeeper://zk1,zk2/prod topology rollback --to 41",
+    "sqla-shard topology rollback --to 41 --dry-run",
 )
-@click.option(
-    "--to",
-    "epoch",
-    metavar="EPOCH",
-    type=click.IntRange(min=0),
+@option(
+    "--to EPOCH",
+    "Epoch to publish again, from the history.",
+    click.IntRange(min=0),
+    to="epoch",
     required=True,
     shell_complete=completed("epoch"),
-    help="Epoch to publish again, from the history.",
 )
 @_publish_options
 @pass_settings
@@ -393,12 +351,10 @@ def rollback_command(settings: Settings, /, epoch: int, **options: Any) -> None:
     )
 
 
-@click.command(
+@command(
     "reset",
-    epilog=examples(
-        "sqla-shard topology reset good.toml --dry-run",
-        "sqla-shard -t zookeeper://zk1,zk2/prod topology reset good.toml",
-    ),
+    "sqla-shard topology reset good.toml --dry-run",
+    "sqla-shard -t zookeeper://zk1,zk2/prod topology reset good.toml",
 )
 @click.argument("file", type=LOCATION)
 @_publish_options
@@ -415,14 +371,12 @@ def reset_command(settings: Settings, /, file: str, **options: Any) -> None:
     _publish(settings, lambda publisher: partial(publisher.reset, topology), **options)
 
 
-@click.command(
+@command(
     "protect",
-    epilog=examples(
-        "sqla-shard topology protect --dry-run",
-        "sqla-shard topology protect --acl auth::cdrwa --acl digest:reader:HASH:r",
-    ),
+    "sqla-shard topology protect --dry-run",
+    "sqla-shard topology protect --acl auth::cdrwa --acl digest:reader:HASH:r",
 )
-@click.option("--dry-run", is_flag=True, help="Show the changes; write nothing.")
+@option("--dry-run", "Show the changes; write nothing.")
 @_acl_option
 @data_option
 @pass_settings

@@ -22,10 +22,11 @@ from sqla_shard.cli.options import (
     Settings,
 )
 from sqla_shard.cli.output import (
+    command,
     data_option,
     echo,
     end,
-    examples,
+    option,
     print_data,
     print_report,
     ProgressLines,
@@ -53,49 +54,40 @@ from sqla_shard.upkeep.lookups import claims_on_all
 
 _run_options = with_options(
     rate_option,
-    click.option(
-        "--grace",
-        metavar="S",
-        type=FiniteRange(least=0),
+    option(
+        "--grace S",
+        "Seconds before an inconsistency is checked again.",
+        FiniteRange(0),
         default=60.0,
-        help="Seconds before an inconsistency is checked again.",
     ),
     resume_option,
     data_option,
 )
 _class_options = with_options(
     models_option,
-    click.option(
-        "--class",
-        "wanted",
-        metavar="NAME",
+    option(
+        "--class NAME",
+        "Class that these modules define or import; repeatable.  All by default.",
+        to="wanted",
         multiple=True,
-        help="Class that these modules define or import; repeatable.  All by default.",
     ),
 )
 
 
-@click.command(
+@command(
     "lookups",
-    epilog=examples(
-        "sqla-shard verify lookups --models shop.models",
-        "sqla-shard verify lookups --models shop.models --class UserEmail \\",
-        "    --repair --rate 1000 --resume emails.json",
-    ),
+    "sqla-shard verify lookups --models shop.models",
+    "sqla-shard verify lookups --models shop.models --class UserEmail \\",
+    "    --repair --rate 1000 --resume emails.json",
 )
 @_class_options
 @cache_option
-@click.option(
+@option(
     "--repair",
-    is_flag=True,
-    help="Repair what can be repaired automatically, and delete claims "
+    "Repair what can be repaired automatically, and delete claims "
     "that expired more than a day ago.",
 )
-@click.option(
-    "--rekey",
-    is_flag=True,
-    help="Rewrite rows of previous key policies with the current one.",
-)
+@option("--rekey", "Rewrite rows of previous key policies with the current one.")
 @_run_options
 @pass_settings
 def lookups_command(settings: Settings, /, **options: Any) -> None:
@@ -108,12 +100,10 @@ def lookups_command(settings: Settings, /, **options: Any) -> None:
     _run(settings, verify, LookupMixin, **options)
 
 
-@click.command(
+@command(
     "claims",
-    epilog=examples(
-        "sqla-shard verify claims --models shop.models",
-        "sqla-shard verify claims --models shop.models --json",
-    ),
+    "sqla-shard verify claims --models shop.models",
+    "sqla-shard verify claims --models shop.models --json",
 )
 @_class_options
 @data_option
@@ -142,20 +132,17 @@ def claims_command(
     end(is_good=True, is_read=not unreachable)
 
 
-@click.command(
+@command(
     "relations",
-    epilog=examples(
-        "sqla-shard verify relations --models shop.models",
-        "sqla-shard verify relations --models shop.models --repair \\",
-        "    --rate 1000 --resume relations.json --cache cache.toml",
-    ),
+    "sqla-shard verify relations --models shop.models",
+    "sqla-shard verify relations --models shop.models --repair \\",
+    "    --rate 1000 --resume relations.json --cache cache.toml",
 )
 @_class_options
 @cache_option
-@click.option(
+@option(
     "--repair",
-    is_flag=True,
-    help="Delete rows whose source or target does not exist, and make "
+    "Delete rows whose source or target does not exist, and make "
     "inverses and stored counts match their mappings.",
 )
 @_run_options
@@ -171,20 +158,14 @@ def relations_command(settings: Settings, /, **options: Any) -> None:
     _run(settings, verify, MappingMixin, **options)
 
 
-@click.command(
+@command(
     "references",
-    epilog=examples(
-        "sqla-shard verify references --models shop.models",
-        "sqla-shard verify references --models shop.models --repair",
-    ),
+    "sqla-shard verify references --models shop.models",
+    "sqla-shard verify references --models shop.models --repair",
 )
 @_class_options
 @cache_option
-@click.option(
-    "--repair",
-    is_flag=True,
-    help="Copy the rows of the lowest shard to shards that differ.",
-)
+@option("--repair", "Copy the rows of the lowest shard to shards that differ.")
 @data_option
 @pass_settings
 def references_command(settings: Settings, /, **options: Any) -> None:
@@ -196,30 +177,24 @@ def references_command(settings: Settings, /, **options: Any) -> None:
     _run(settings, verify_references, ReferenceMixin, **options)
 
 
-@click.command(
+@command(
     "sizes",
-    epilog=examples(
-        "sqla-shard verify sizes --models shop.models",
-        "sqla-shard verify sizes --models shop.models --top 50 --json",
-    ),
+    "sqla-shard verify sizes --models shop.models",
+    "sqla-shard verify sizes --models shop.models --top 50 --json",
 )
 @_class_options
-@click.option(
-    "--top", metavar="N", type=click.IntRange(min=1), default=10, help="Show N lists."
-)
-@click.option(
-    "--window",
-    metavar="S",
-    type=FiniteRange(least=0),
+@option("--top N", "Show N lists.", click.IntRange(min=1), default=10)
+@option(
+    "--window S",
+    "Show lists with rows appended during the last S seconds, too.",
+    FiniteRange(0),
     default=86_400.0,
-    help="Show lists with rows appended during the last S seconds, too.",
 )
-@click.option(
-    "--timeout",
-    metavar="S",
-    type=FiniteRange(least=0, is_open=True),
+@option(
+    "--timeout S",
+    "Seconds for the servers to read one class.",
+    FiniteRange(0, is_open=True),
     default=60.0,
-    help="Seconds for the servers to read one class.",
 )
 @data_option
 @pass_settings
@@ -247,37 +222,32 @@ def sizes_command(
     end(is_good=True, is_read=not report.unreachable)
 
 
-@click.command(
+@command(
     "spread",
-    epilog=examples(
-        "sqla-shard spread --models shop.models --class BoardHasFans",
-        "sqla-shard spread --models shop.models --class BoardHasFans \\",
-        "    --rate 2000 --grace 60",
-    ),
+    "sqla-shard spread --models shop.models --class BoardHasFans",
+    "sqla-shard spread --models shop.models --class BoardHasFans \\",
+    "    --rate 2000 --grace 60",
 )
 @models_option
-@click.option(
-    "--class",
-    "name",
-    metavar="NAME",
+@option(
+    "--class NAME",
+    "Mapping class of these modules with spread_from=.",
+    to="name",
     required=True,
-    help="Mapping class of these modules with spread_from=.",
 )
 @rate_option
-@click.option(
-    "--batch",
-    metavar="N",
-    type=click.IntRange(min=1),
+@option(
+    "--batch N",
+    "Maximum number of rows to read at once.",
+    click.IntRange(min=1),
     default=1000,
-    help="Maximum number of rows to read at once.",
 )
-@click.option(
-    "--grace",
-    metavar="S",
-    type=FiniteRange(least=0),
-    default=10.0,
-    help="Seconds from the copy of a row to its deletion, longer than "
+@option(
+    "--grace S",
+    "Seconds from the copy of a row to its deletion, longer than "
     "transactions that read lists.",
+    FiniteRange(0),
+    default=10.0,
 )
 @data_option
 @pass_settings
