@@ -162,10 +162,9 @@ class CacheOption:
         for name, region in self._settings["regions"].items():
             if region["backend"].startswith(IN_MEMORY):
                 raise CacheConfigError(
-                    f"{region['backend']!r} is in the memory of each process, "
-                    "so this command cannot invalidate the caches of others; "
-                    "use memcached or Redis, or omit --cache if no other "
-                    "process is running",
+                    f"{region['backend']!r} is in the memory of each process, so this "
+                    "command cannot invalidate the caches of others; use memcached or "
+                    "Redis, or omit --cache if no other process is running",
                     path=path,
                     key=f"regions.{name}.backend",
                 )

@@ -319,9 +319,8 @@ def _show(servers: LocalServers, path: Path, url: str | None, as_data: bool) -> 
     echo("  sqla-shard topology show")
     if spare is not None:
         echo(
-            f"  sqla-shard fleet {_to_move(servers)} "
-            f"--to {spare.name} --primary {_address(spare.primary)} "
-            f"--standby {_address(spare.standby)}"
+            f"  sqla-shard fleet {_to_move(servers)} --to {spare.name} --primary "
+            f"{_address(spare.primary)} --standby {_address(spare.standby)}"
         )
     echo("\nCtrl-C stops the servers and removes their data.")
 

@@ -573,9 +573,8 @@ _target_options = with_options(
     ),
     option(
         "--compare-limit SECONDS",
-        "Time for the comparison of all rows that move, before the "
-        "cutover and after it; before it, everything is undone if the time "
-        "is over.",
+        "Time for the comparison of all rows that move, before the cutover and after "
+        "it; before it, everything is undone if the time is over.",
         FiniteRange(1),
         default=3600.0,
     ),

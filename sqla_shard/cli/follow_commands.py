@@ -137,9 +137,8 @@ def _mode(ctx: click.Context, param: click.Parameter, value: str) -> int:
         ) from None
     if mode & ~0o777 or mode & 0o022 or not mode & 0o400:
         raise click.BadParameter(
-            f"{value!r} must permit reading by the owner, and no writing by "
-            "other users, who could redirect processes and their passwords to "
-            "another server"
+            f"{value!r} must permit reading by the owner, and no writing by other "
+            "users, who could redirect processes and their passwords to another server"
         )
     return mode
 

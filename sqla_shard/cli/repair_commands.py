@@ -76,9 +76,8 @@ _HOUR = timedelta(hours=1)
 @option("--count", "Print the number of pending calls per operation; write nothing.")
 @option(
     "--discard TOKEN",
-    "Delete this pending operation without running it, print its "
-    "arguments, and exit; the writes of its transaction remain.  "
-    "Repeatable.",
+    "Delete this pending operation without running it, print its arguments, and exit; "
+    "the writes of its transaction remain.  Repeatable.",
     to="tokens",
     multiple=True,
 )

@@ -232,9 +232,8 @@ def _found(*names: str, package: str) -> str:
         if path is not None:
             return path
     raise click.ClickException(
-        f"{' or '.join(names)} is not installed, or not in PATH; on Debian "
-        f"and Ubuntu: apt-get install {package}; --python does not need a "
-        "client"
+        f"{' or '.join(names)} is not installed, or not in PATH; on Debian and Ubuntu: "
+        f"apt-get install {package}; --python does not need a client"
     )
 
 

@@ -268,9 +268,8 @@ _publish_options = with_options(
     option("--dry-run", "Check everything and show the changes; write nothing."),
     option(
         "--check-servers",
-        "Publish only if each server responds, has its databases at "
-        "the revision of the others, and is writable, or read-only if it is "
-        "a standby.",
+        "Publish only if each server responds, has its databases at the revision of "
+        "the others, and is writable, or read-only if it is a standby.",
         to="checks",
     ),
     data_option,

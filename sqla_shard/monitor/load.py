@@ -346,18 +346,16 @@ class LoadReport(JsonObject):
         count = len(self.processes)
         plural = "" if count == 1 else "es"
         first = (
-            f"{count} process{plural}, {self.samples:,} samples of "
-            f"{self.seconds:.0f} s: {self.reads:,.0f} reads/s, "
-            f"{self.writes:,.0f} writes/s"
+            f"{count} process{plural}, {self.samples:,} samples of {self.seconds:.0f} "
+            f"s: {self.reads:,.0f} reads/s, {self.writes:,.0f} writes/s"
         )
         lines = [first]
         lines += [f"HOT: {one}" for one in self.sentences()]
         for shard in self.shards:
             server = shard.server or "?"
             lines.append(
-                f"{shard.keyspace} {shard.shard_id} ({server}): "
-                f"{shard.reads:,.0f} reads/s ({_percent(shard.read_share)}), "
-                f"{shard.writes:,.0f} writes/s "
+                f"{shard.keyspace} {shard.shard_id} ({server}): {shard.reads:,.0f} "
+                f"reads/s ({_percent(shard.read_share)}), {shard.writes:,.0f} writes/s "
                 f"({_percent(shard.write_share)})"
             )
             lines += [

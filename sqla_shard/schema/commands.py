@@ -385,9 +385,8 @@ def _record(
         values["state"] = UNDONE
     elif not last.statement:
         raise SchemaError(
-            f"{last.step} failed between two statements on {shard}, so no "
-            "statement is in doubt; answer with revision-done or "
-            "revision-undone"
+            f"{last.step} failed between two statements on {shard}, so no statement is "
+            "in doubt; answer with revision-done or revision-undone"
         )
     elif len(sent) > 1 and not _is_in_doubt(connection, shard, sent):
         # An operator may have seen the table without its indexes.
@@ -463,10 +462,9 @@ def in_environment(
 
     def refuse(*args: object) -> Any:
         raise SchemaError(
-            f"{script.env_py_location} does not call run_env(), so it would "
-            "migrate one database instead of the virtual shards; write it as "
-            "sqla-shard schema init does, with: from sqla_shard.schema "
-            "import run_env"
+            f"{script.env_py_location} does not call run_env(), so it would migrate "
+            "one database instead of the virtual shards; write it as sqla-shard schema "
+            "init does, with: from sqla_shard.schema import run_env"
         )
 
     given = {name: value for name, value in arguments.items() if value is not None}

@@ -316,9 +316,8 @@ class Environment:
         path = self._option("topology")
         if path is None:
             raise SchemaOptionError(
-                "alembic.ini has no topology; write topology = "
-                "%(here)s/topology.toml below "
-                f"[{self._config.config_ini_section}], or pass run_env() a "
+                "alembic.ini has no topology; write topology = %(here)s/topology.toml "
+                f"below [{self._config.config_ini_section}], or pass run_env() a "
                 "cluster",
                 option="topology",
                 value="",
@@ -714,7 +713,6 @@ def current_shard() -> Shard:
         if isinstance(found, Shard):
             return found
     raise SchemaError(
-        "no revision is running on a virtual shard: current_shard() is for "
-        "upgrade() and downgrade(), but not with --sql, which is printed "
-        "once for all shards"
+        "no revision is running on a virtual shard: current_shard() is for upgrade() "
+        "and downgrade(), but not with --sql, which is printed once for all shards"
     )

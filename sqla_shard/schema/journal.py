@@ -564,10 +564,9 @@ class Journal:
         if self._number < len(self._skipped):
             first = self._skipped[0]
             raise InDoubtError(
-                f"{first.step} was interrupted after "
-                f"{len(self._skipped)} statement(s), and it queries the "
-                "database before that point, which may return other rows "
-                f"now: {one_line(statement)}",
+                f"{first.step} was interrupted after {len(self._skipped)} "
+                "statement(s), and it queries the database before that point, which "
+                f"may return other rows now: {one_line(statement)}",
                 statement=statement,
             )
 

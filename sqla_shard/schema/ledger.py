@@ -281,9 +281,8 @@ def took_effect(connection: Connection, ddl: DDL, sent: Sequence[LedgerEntry]) -
         )
     if len(changed) < len(before):
         raise InDoubtError(
-            f"{last.step} was interrupted in its statement "
-            f"{last.number + 1}, and of the tables that it names only "
-            f"{', '.join(sorted(changed))} has changed: "
+            f"{last.step} was interrupted in its statement {last.number + 1}, and of "
+            f"the tables that it names only {', '.join(sorted(changed))} has changed: "
             f"{one_line(last.statement)}",
             statement=last.statement,
         )
@@ -292,13 +291,12 @@ def took_effect(connection: Connection, ddl: DDL, sent: Sequence[LedgerEntry]) -
     missing = ddl.missing_indexes(connection, [entry.statement for entry in joined])
     if missing:
         raise InDoubtError(
-            f"{last.step} was interrupted in its statement "
-            f"{last.number + 1}, which creates {', '.join(before)} with "
-            f"{len(joined)} index(es), and the table exists without "
-            f"{len(missing)} of them: {'; '.join(map(one_line, missing))}. "
-            "Create what is missing, or remove the table if it is another "
-            "one, and repeat the command; an answer about the statement is "
-            "about the table with all of these indexes",
+            f"{last.step} was interrupted in its statement {last.number + 1}, which "
+            f"creates {', '.join(before)} with {len(joined)} index(es), and the table "
+            f"exists without {len(missing)} of them: "
+            f"{'; '.join(map(one_line, missing))}. Create what is missing, or remove "
+            "the table if it is another one, and repeat the command; an answer about "
+            "the statement is about the table with all of these indexes",
             statement=last.statement,
         )
     return True
@@ -533,11 +531,10 @@ class Version:
 def without_ledger(version: Version) -> str:
     """Return the error for a missing ledger."""
     return (
-        f"{version.shard.database} has lost its table {LEDGER.name}, so an "
-        "unfinished revision would not be noticed. Compare its tables with "
-        "those of other shards (sqla-shard schema verify) and correct them; "
-        f"then DROP TABLE {VERSION_TABLE} there, and the next upgrade "
-        "creates the ledger again"
+        f"{version.shard.database} has lost its table {LEDGER.name}, so an unfinished "
+        "revision would not be noticed. Compare its tables with those of other shards "
+        f"(sqla-shard schema verify) and correct them; then DROP TABLE {VERSION_TABLE} "
+        "there, and the next upgrade creates the ledger again"
     )
 
 
@@ -672,12 +669,11 @@ def _newest(rows: Sequence[tuple[Any, ...]]) -> tuple[str, str] | None:
 
 
 _ADVICE = (
-    "Its objects may be on another server, or lost. Compare the topology of "
-    "this command with the published one, and find the objects; with empty "
-    "tables here their ids would be used again. If the shard was never in "
-    "use: sqla-shard schema upgrade --new NUMBERS, or alembic -x "
-    "new=NUMBERS; for the shards of a new topology: sqla-shard schema "
-    "provision"
+    "Its objects may be on another server, or lost. Compare the topology of this "
+    "command with the published one, and find the objects; with empty tables here "
+    "their ids would be used again. If the shard was never in use: sqla-shard schema "
+    "upgrade --new NUMBERS, or alembic -x new=NUMBERS; for the shards of a new "
+    "topology: sqla-shard schema provision"
 )
 
 

@@ -277,10 +277,9 @@ def misplaced_databases(
             ):
                 yield Problem(
                     f"{shard.database} on {server.label}",
-                    "already exists, where no topology places it; it may "
-                    f"hold the objects of shard {shard.shard_id}, which the "
-                    f"new topology places on {shard.server}. Check it, then "
-                    "rename or drop it",
+                    "already exists, where no topology places it; it may hold the "
+                    f"objects of shard {shard.shard_id}, which the new topology places "
+                    f"on {shard.server}. Check it, then rename or drop it",
                 )
 
 
@@ -574,10 +573,9 @@ class ProvisionReport(RunReport):
             )
         elif self.others:
             yield (
-                f"{which} may be published if these keyspaces are "
-                f"provisioned too: {', '.join(self.others)} (sqla-shard "
-                "schema --name SECTION provision, with the section of each "
-                "in alembic.ini)"
+                f"{which} may be published if these keyspaces are provisioned too: "
+                f"{', '.join(self.others)} (sqla-shard schema --name SECTION "
+                "provision, with the section of each in alembic.ini)"
             )
         else:
             yield f"{which} may be published"
@@ -642,9 +640,8 @@ class _Provisioning:
             value = getattr(self._options, name)
             if value is not None:
                 raise SchemaOptionError(
-                    "provision creates all databases that the topology "
-                    "opens: with one missing, it could not be published; "
-                    "leave the option out",
+                    "provision creates all databases that the topology opens: with one "
+                    "missing, it could not be published; leave the option out",
                     option=name,
                     value=",".join(map(str, value)),
                 )
@@ -657,9 +654,8 @@ class _Provisioning:
             )
         if self._initial and topology not in (None, self._current):
             raise SchemaOptionError(
-                "with initial=True the databases of the topology of env.py "
-                "are created, and this is another one; leave one of the two "
-                "out",
+                "with initial=True the databases of the topology of env.py are "
+                "created, and this is another one; leave one of the two out",
                 option="topology",
                 value=repr(topology),
             )

@@ -360,9 +360,8 @@ def _check(
         unknown = [kind for kind in mark.args if kind not in KINDS]
         if unknown or mark.kwargs or not mark.args:
             raise pytest.UsageError(
-                f"{item.nodeid}: sqla_shard_allow takes "
-                f"{', '.join(map(repr, KINDS))}; it was given "
-                f"{_given(mark)}"
+                f"{item.nodeid}: sqla_shard_allow takes {', '.join(map(repr, KINDS))}; "
+                f"it was given {_given(mark)}"
             )
     for mark in lints:
         options = dict(mark.kwargs)

@@ -473,10 +473,9 @@ def leaps(old: Topology, new: Topology) -> Iterator[Problem]:
     if new.epoch - first > MAX_STEP:
         yield Problem(
             "epoch",
-            f"{first} -> {new.epoch} is too large a step: an epoch may be "
-            f"at most {MAX_STEP} higher, so that higher ones are left; write "
-            "the next one. If it is in use somewhere: sqla-shard topology "
-            "reset",
+            f"{first} -> {new.epoch} is too large a step: an epoch may be at most "
+            f"{MAX_STEP} higher, so that higher ones are left; write the next one. If "
+            "it is in use somewhere: sqla-shard topology reset",
         )
     if new.resets - old.resets > MAX_RESETS_STEP:
         yield Problem(
@@ -500,9 +499,8 @@ def _of_keyspaces(found: TopologyDiff) -> Iterator[Problem]:
     for layout in found.layouts:
         yield Problem(
             f"keyspaces.{layout.keyspace}.id_layout",
-            f"{layout.old} -> {layout.new} would read each existing id as "
-            "that of another object; keep it, and add a keyspace with "
-            "another name",
+            f"{layout.old} -> {layout.new} would read each existing id as that of "
+            "another object; keep it, and add a keyspace with another name",
         )
     for database in found.databases:
         yield Problem(
@@ -532,9 +530,8 @@ def _of_pairs(old: Topology, new: Topology) -> Iterator[Problem]:
         if keyspace.kind == before.kind == "mod" and keyspace.shards > before.shards:
             yield Problem(
                 f"keyspaces.{name}.shards",
-                f"{before.shards} -> {keyspace.shards} changes the modulus, "
-                "so keys would be searched on other shards; keep "
-                f"{before.shards}",
+                f"{before.shards} -> {keyspace.shards} changes the modulus, so keys "
+                f"would be searched on other shards; keep {before.shards}",
             )
         was, now = _family(before), _family(keyspace)
         if was != now:

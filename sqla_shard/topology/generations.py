@@ -123,10 +123,9 @@ def lowered_generations(old: Topology, new: Topology) -> Iterator[Problem]:
         if had is not None and given is not None and given < had:
             yield Problem(
                 place,
-                f"{given} is lower than {had}, which {server.name!r} has "
-                "now: caches may still hold rows of that generation, "
-                f"which would be served again; write {had}, which is "
-                "raised automatically when the primary changes",
+                f"{given} is lower than {had}, which {server.name!r} has now: caches "
+                "may still hold rows of that generation, which would be served again; "
+                f"write {had}, which is raised automatically when the primary changes",
             )
 
 
@@ -141,9 +140,8 @@ def leaps(old: Topology | None, new: Topology) -> Iterator[Problem]:
         if given is not None and given - had > MAX_STEP:
             yield Problem(
                 place,
-                f"{had} -> {given} is too large a step: a generation may "
-                f"be at most {MAX_STEP} higher, so that higher ones are "
-                "left; write the next one",
+                f"{had} -> {given} is too large a step: a generation may be at most "
+                f"{MAX_STEP} higher, so that higher ones are left; write the next one",
             )
 
 
@@ -174,10 +172,9 @@ def cautions(old: Topology, new: Topology) -> Iterator[str]:
         if number != was.generation:
             if _stays(was, server):
                 yield (
-                    f"{of_server} changes while its primary stays: a process "
-                    "with the older topology still invalidates rows of the "
-                    "old generation only, so a cache may serve stale rows "
-                    "until they expire"
+                    f"{of_server} changes while its primary stays: a process with the "
+                    "older topology still invalidates rows of the old generation only, "
+                    "so a cache may serve stale rows until they expire"
                 )
         elif number is not None and not _stays(was, server):
             yield (

@@ -358,9 +358,8 @@ class Template:
         if name != "shard" or conversion or not _SPEC.fullmatch(spec or ""):
             # This includes attributes, conversions and nested fields.
             return (
-                f"{masked(text)} has a field other than {{shard}} or "
-                "{shard:05d}; write 'shard', and a width of at most three "
-                "digits and 'd'"
+                f"{masked(text)} has a field other than {{shard}} or {{shard:05d}}; "
+                "write 'shard', and a width of at most three digits and 'd'"
             )
         return cls(
             prefix="".join(part[0] for part in parts[: index + 1]),
@@ -427,9 +426,8 @@ def faults(text: str, template: Template, last: int) -> Iterator[str]:
         name = template.name(shard_id)
         if not _NAME.fullmatch(name):
             yield (
-                f"{masked(text)} gives the name {masked(name)}; use 1 to 64 "
-                "letters, digits and '_', and pad numbers with 0 as in "
-                "{shard:05d}"
+                f"{masked(text)} gives the name {masked(name)}; use 1 to 64 letters, "
+                "digits and '_', and pad numbers with 0 as in {shard:05d}"
             )
             return
     if template.spec is None and text.lower() in _SYSTEM:

@@ -154,9 +154,8 @@ def _addresses(servers: list[ServerDraft]) -> Iterator[Problem]:
             # session would open two transactions on it.
             yield Problem(
                 f"{server.place}.primary",
-                f"{primary} is already the primary of "
-                f"{primaries[primary].label}; write one server with a list of "
-                "ranges",
+                f"{primary} is already the primary of {primaries[primary].label}; "
+                "write one server with a list of ranges",
             )
         primaries.setdefault(primary, server)
 
@@ -282,9 +281,8 @@ def _collisions(
             other, name, address = found[draft.name]
             yield Problem(
                 f"{draft.place}.database",
-                f"{draft.database!r} names {name!r} on {address}, and so "
-                f"does keyspace {other!r}; give the two keyspaces different "
-                "database names",
+                f"{draft.database!r} names {name!r} on {address}, and so does keyspace "
+                f"{other!r}; give the two keyspaces different database names",
             )
 
 
@@ -544,9 +542,8 @@ class Topology:
             return self.sole("objects").id_layout
         names = tuple(space.name for space in known)
         raise UnknownKeyspaceError(
-            f"the ids of the keyspaces {', '.join(map(repr, names))} have "
-            "different layouts, so an id alone is ambiguous; name its "
-            "keyspace",
+            f"the ids of the keyspaces {', '.join(map(repr, names))} have different "
+            "layouts, so an id alone is ambiguous; name its keyspace",
             keyspace=None,
             known=names,
         )
@@ -625,9 +622,8 @@ class Location:
 
     def __str__(self) -> str:
         return (
-            f"shard {self.shard_id} of {self.keyspace.name}: database "
-            f"{self.database} on {self.server.name}, "
-            f"{redact(self.server.primary)}"
+            f"shard {self.shard_id} of {self.keyspace.name}: database {self.database} "
+            f"on {self.server.name}, {redact(self.server.primary)}"
         )
 
     def as_dict(self) -> dict[str, str | int | None]:

@@ -465,9 +465,8 @@ def _server(table: DocumentTable, kind: Kind | None, policy: Policy) -> ServerDr
     if name is not None and not _SERVER_NAME.fullmatch(name):
         table.report(
             "name",
-            f"{brief(name)} is not a valid server name; use 1 to 128 letters, "
-            "digits, '_', '-', '.' and ':', and begin with a letter, a digit "
-            "or '_'",
+            f"{brief(name)} is not a valid server name; use 1 to 128 letters, digits, "
+            "'_', '-', '.' and ':', and begin with a letter, a digit or '_'",
         )
     draft.name = name
     remedy = "write its URL, such as mysql://user:password@host:3306"

@@ -505,9 +505,8 @@ class OpenClaim(JsonObject):
     def __str__(self) -> str:
         expires = "expired" if self.has_ended else "expires"
         return (
-            f"{self.lookup} {self.key!r}, on shard {self.shard_id} of "
-            f"{self.keyspace}, {expires} at "
-            f"{self.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+            f"{self.lookup} {self.key!r}, on shard {self.shard_id} of {self.keyspace}, "
+            f"{expires} at {self.expires_at:%Y-%m-%d %H:%M:%S} UTC"
         )
 
 

@@ -360,12 +360,10 @@ class ServerReader:
             return {
                 name: DatabaseSize(bytes=int(size), rows=int(rows))
                 for name, size, rows in admin.rows(
-                    "SELECT table_schema,"
-                    " SUM(COALESCE(data_length, 0)"
-                    " + COALESCE(index_length, 0)),"
-                    " SUM(COALESCE(table_rows, 0))"
-                    " FROM information_schema.tables"
-                    " WHERE table_type IN %s GROUP BY table_schema",
+                    "SELECT table_schema, SUM(COALESCE(data_length, 0) + "
+                    "COALESCE(index_length, 0)), SUM(COALESCE(table_rows, 0)) FROM "
+                    "information_schema.tables WHERE table_type IN %s GROUP BY "
+                    "table_schema",
                     TABLE_TYPES,
                 )
                 if name not in SYSTEM

@@ -127,9 +127,8 @@ def faults(topology: Topology, data: bytes) -> Iterator[Problem]:
                 if url is not None and "***" in redact(url):
                     yield Problem(
                         f"keyspaces.{name}.servers[{index}].{role}",
-                        f"{redact(url)!r} contains a password, which "
-                        "anyone who can read ZooKeeper would see; write "
-                        "${MYSQL_PASSWORD} instead",
+                        f"{redact(url)!r} contains a password, which anyone who can "
+                        "read ZooKeeper would see; write ${MYSQL_PASSWORD} instead",
                     )
     if len(data) > MAX_BYTES:
         yield Problem(

@@ -496,10 +496,9 @@ class TrainingReport(ShardsReport):
             f"{self.dictionary_bytes:,} bytes, {stored}"
         )
         lines.append(
-            f"expected ratio: {self.ratio:.2f} "
-            f"(zlib: {self.average_bytes / self.zlib_bytes:.2f}); "
-            f"{self.average_bytes:.0f} to {self.compressed_bytes:.0f} bytes "
-            "per row"
+            f"expected ratio: {self.ratio:.2f} (zlib: "
+            f"{self.average_bytes / self.zlib_bytes:.2f}); {self.average_bytes:.0f} to "
+            f"{self.compressed_bytes:.0f} bytes per row"
         )
         lines.append(
             f"CPU time per row: {self.compress_microseconds:.1f} us to write, "
@@ -546,9 +545,8 @@ def train(
     unreachable = list({one.server: one for one in (*unreachable, *failed)}.values())
     if len(texts) < _LEAST_ROWS:
         raise DictionaryError(
-            f"only {len(texts)} rows were read, and {_LEAST_ROWS} are "
-            "required; wait until there are more, or allow more seconds"
-            f"{not_read(unreachable)}",
+            f"only {len(texts)} rows were read, and {_LEAST_ROWS} are required; wait "
+            f"until there are more, or allow more seconds{not_read(unreachable)}",
             name=blobs.table.name,
         )
     chooser.shuffle(texts)

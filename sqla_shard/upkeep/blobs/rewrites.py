@@ -107,9 +107,8 @@ class RewriteReport(ShardsReport):
 
     def __str__(self) -> str:
         first = (
-            f"{self.table}: {self.rows:,} rows read, {self.rewritten:,} "
-            f"rewritten, {self.changed:,} changed meanwhile, "
-            f"{self.unreadable_rows:,} unreadable"
+            f"{self.table}: {self.rows:,} rows read, {self.rewritten:,} rewritten, "
+            f"{self.changed:,} changed meanwhile, {self.unreadable_rows:,} unreadable"
         )
         if self.rewritten:
             first += f"; {self.bytes_before:,} bytes before, {self.bytes_after:,} after"
