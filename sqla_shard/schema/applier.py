@@ -27,7 +27,7 @@ from sqla_shard.exc import InDoubtError, SchemaError
 from sqla_shard.exc.base import message
 from sqla_shard.schema import ledger
 from sqla_shard.schema.effects import is_refused
-from sqla_shard.schema.journal import Interrupted, Journal, UnfinishedError
+from sqla_shard.schema.journal import FirstSent, Interrupted, Journal, UnfinishedError
 from sqla_shard.schema.ledger import LedgerEntry, one_line, revisions_text, Version
 from sqla_shard.schema.replay import (
     is_static,
@@ -144,6 +144,7 @@ class Applier:
         commands define it.
     :param settings: keyword arguments for ``context.configure()``.
     :ivar sent: the statements of static revisions, by direction and revision.
+    :ivar first_sent: what the first shard was sent by each revision.
     :ivar has_run_code: whether the Python code of a revision has run, which
         may have changed an object that it uses.  The process must change no
         other shard then: it would get other statements.
@@ -167,6 +168,7 @@ class Applier:
         self._settings = settings
         self._cache: dict[tuple[str, ...], list[MigrationStep]] = {}
         self.sent: dict[tuple[str, str], list[str]] = {}
+        self.first_sent: dict[tuple[str, str], FirstSent] = {}
         self.has_run_code = False
         #: The plans by the revisions that they begin at.
         self._plans: dict[tuple[str, ...], Plan] = {}
@@ -418,7 +420,7 @@ class Applier:
         # the version was read.
         if version.internal != ledger.own_head():
             ledger.upgrade_own_tables(connection, version.internal)
-        journal.enter()
+        journal.enter(version.shard.database)
         if self._fn.__name__ == "do_stamp":
             journal.check_finished("a stamp would hide it")
         self._expected = version.heads
@@ -432,6 +434,7 @@ class Applier:
                 "connection": connection,
                 "fn": self._steps_with_journal,
                 "sqla_shard": version.shard,
+                "sqla_shard_differs": journal.differ,
                 "on_version_apply": [
                     self._applied,
                     *self._settings.get("on_version_apply", ()),
@@ -482,8 +485,9 @@ class Applier:
                 assert journal is not None  # noqa: S101 - of _connected()
                 if not self._steps:
                     self._first = _texts(journal)
-                journal.begin(direction, revision)
-                sent = self.sent.get((direction, revision))
+                key = direction, revision
+                journal.begin(direction, revision, self.first_sent.get(key))
+                sent = self.sent.get(key)
                 if sent is not None:
                     journal.repeat(sent)
                     journal.end()
@@ -493,7 +497,9 @@ class Applier:
                 journal.end()
                 repeats = self._options.replay and journal.is_repeatable
                 if repeats and static():
-                    self.sent[direction, revision] = journal.sent
+                    self.sent[key] = journal.sent
+                if not static():
+                    self.first_sent.setdefault(key, journal.first_sent)
 
             step.migration_fn = journalled
         return step

@@ -709,8 +709,9 @@ def current_shard() -> Shard:
     :raises SchemaError: outside a revision, and with ``--sql``.
     """
     with suppress(NameError):
-        found = op.get_context().opts.get("sqla_shard")
-        if isinstance(found, Shard):
+        options = op.get_context().opts
+        if isinstance(found := options.get("sqla_shard"), Shard):
+            options["sqla_shard_differs"]()
             return found
     raise SchemaError(
         "no revision is running on a virtual shard: current_shard() is for upgrade() "

@@ -26,6 +26,11 @@ skipped statement is -1.
 
 An error that the journal raises in a revision is raised again at its end, in
 case the revision has caught it.
+
+Shards have the same rows: until a revision queries the database, or asks for its
+shard, it can send nothing that depends on the shard.  So far every shard gets the
+statements of the first one with its parameters, also where Python's ``uuid4()``
+or ``now()`` make others, and a shard that would get another statement is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, Connection, delete, event, insert, update
 from sqlalchemy.exc import DBAPIError
@@ -93,6 +98,26 @@ class UnfinishedError(InDoubtError):
     """Raised if another command is run than the interrupted one."""
 
 
+#: What stands for the name of the database of a shard.
+_DATABASE = "\0"
+
+
+class FirstSent(NamedTuple):
+    """What the first shard of a run was sent by the code of a revision.
+
+    :ivar server: kind and version of the server: another one may get other
+        statements.
+    :ivar statements: the statements and their parameters until the revision
+        queried the database or asked for its shard.  Parameters with the name of
+        the database are None.
+    :ivar is_whole: whether these are all statements of the revision.
+    """
+
+    server: tuple[Any, ...]
+    statements: list[tuple[str, Any]]
+    is_whole: bool
+
+
 class Journal:
     """Writes the ledger of the shard that a connection uses.
 
@@ -115,6 +140,7 @@ class Journal:
         self._ddl = ddl
         self._runner = runner_name()
         self._listening = False
+        self._database = ""
         self.entries: list[LedgerEntry] = []
         self.apart: list[str | None] = []
         self.count = 0
@@ -138,10 +164,14 @@ class Journal:
         self._skipped: list[LedgerEntry] = []
         self._names: set[str] | None = None
         self._rolls_back: bool | None = None
+        self._first: FirstSent | None = None
+        self._alike: list[tuple[str, Any]] = []
+        self._may_differ = False
 
-    def enter(self) -> None:
+    def enter(self, database: str) -> None:
         """Begin with a shard: read its open entries."""
         self.start(open_entries(self._connection))
+        self._database = database
 
     def start(self, entries: list[LedgerEntry]) -> None:
         """Begin with a shard whose open entries are known."""
@@ -152,14 +182,17 @@ class Journal:
         self.entries = entries
         self.apart = []
 
-    def begin(self, direction: str, revision: str) -> None:
+    def begin(
+        self, direction: str, revision: str, first: FirstSent | None = None
+    ) -> None:
         """Begin a revision, or resume it.
 
+        :param first: what another shard was sent by the revision in this run.
         :raises InDoubtError: if another revision was interrupted here, or
             the outcome of a statement of this one is unknown.
         """
         self._reset()
-        self._direction, self._revision = direction, revision
+        self._direction, self._revision, self._first = direction, revision, first
         if self.entries:
             self._resume(last_sent(self.entries))
         self._listening = True
@@ -220,6 +253,24 @@ class Journal:
             raise self._refused
         if self._number < len(self._skipped):
             raise self._changed(self._skipped[self._number])
+        first = self._first
+        if first is not None and first.is_whole and not self._may_differ:
+            self._check_alike(first, None)
+
+    def differ(self) -> None:
+        """Note that what follows may be another statement on another shard."""
+        self._may_differ = True
+
+    @property
+    def first_sent(self) -> FirstSent:
+        """What the revision has sent, for the other shards of the run."""
+        return FirstSent(self._server, self._alike, not self._may_differ)
+
+    @property
+    def _server(self) -> tuple[Any, ...]:
+        dialect = self._connection.dialect
+        version = dialect.server_version_info
+        return dialect.name, getattr(dialect, "is_mariadb", False), version
 
     def close(self) -> None:
         """Close the entries of a revision; the caller commits."""
@@ -365,7 +416,7 @@ class Journal:
     def repeat(self, statements: Iterable[str]) -> None:
         """Send the statements that a static revision sent to another shard."""
         for statement in statements:
-            self._handle(statement, (), partial(self._send, statement, ()))
+            self._handle(statement, (), partial(self._send, statement))
 
     def _execute(
         self, name: str, cursor: Any, statement: str, *details: Any
@@ -375,19 +426,21 @@ class Journal:
         :param name: name of the event and of the method of the dialect.
         :param details: parameters, if any, and context.
         """
-        run = getattr(details[-1].dialect, name)
+        *given, context = details
+        method = getattr(context.dialect, name)
+
+        def run(parameters: Any) -> None:
+            method(cursor, statement, *([parameters] if given else []), context)
+
         return self._handle(
-            statement,
-            details[0] if details[1:] else None,
-            partial(run, cursor, statement, *details),
-            many=name == "do_executemany",
+            statement, given[0] if given else None, run, many=name == "do_executemany"
         )
 
     def _handle(
         self,
         statement: str,
         parameters: Any,
-        run: Callable[[], None],
+        run: Callable[[Any], None],
         *,
         many: bool = False,
     ) -> bool | None:
@@ -398,6 +451,7 @@ class Journal:
         self._is_many = many
         properties = read(statement)
         try:
+            parameters = self._as_first(statement, parameters, properties)
             number = self._next_number(statement, parameters, properties)
         except (Interrupted, SchemaError) as refusal:
             self._refused = refusal
@@ -409,7 +463,7 @@ class Journal:
         with self._unrecorded():
             apart = self._write(number, statement, properties)
         self._in_flight = True
-        run()
+        run(parameters)
         self._in_flight = False
         self.count += 1
         if apart:
@@ -433,7 +487,7 @@ class Journal:
         self.has_session_state |= properties.changes_session
         if properties.effect is Effect.READS or properties.returns_rows:
             self._check_reading(statement)
-            self._has_read = True
+            self._has_read = self._may_differ = True
         if properties.effect is Effect.TABLES and not parameters:
             self.sent.append(statement)
         else:
@@ -455,6 +509,48 @@ class Journal:
         if self.stop and not self._has_read:
             raise Interrupted
         return number
+
+    def _as_first(
+        self, statement: str, parameters: Any, properties: StatementProperties
+    ) -> Any:
+        """Return the parameters that the first shard was sent.
+
+        :raises SchemaError: if it was sent another statement.
+        """
+        is_apart = properties.effect in (Effect.READS, Effect.SESSION)
+        if self._may_differ or is_apart:
+            return parameters
+        text = statement.replace(self._database, _DATABASE)
+        has_name = self._database in repr(parameters)
+        self._alike.append((text, None if has_name else parameters))
+        if self._first is None or not self._check_alike(self._first, text):
+            return parameters
+        _, sent = self._first.statements[len(self._alike) - 1]
+        return parameters if sent is None or has_name else sent
+
+    def _check_alike(self, first: FirstSent, text: str | None) -> bool:
+        """Return whether a statement is the one that the first shard was sent.
+
+        :param text: the statement; None at the end of the revision.
+        :raises SchemaError: if it is not, on a server of the same version.
+        """
+        sent = [*(one for one, _ in first.statements), *[None] * first.is_whole]
+        at = len(self._alike) - (text is not None)
+        if at >= len(sent) or sent[at] == text:
+            return at < len(sent)
+        if first.server != self._server:
+            self.differ()
+            return False
+        before, now_sent = (
+            one_line((one or "no statement").replace(_DATABASE, "(database)"))
+            for one in (sent[at], text)
+        )
+        raise SchemaError(
+            f"{self.step} sends other statements to this shard than to the first "
+            f"one: {now_sent} in place of {before}. Pass values that it computes "
+            "as parameters, or compute them at the top of the module; where "
+            "shards have to differ, ask for current_shard()"
+        )
 
     def _write(
         self, number: int, statement: str, properties: StatementProperties

@@ -13,9 +13,11 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from time import monotonic
 from typing import Any
 
@@ -24,6 +26,7 @@ from alembic.util import CommandError
 from sqla_shard.engine.unreachable import cause_of
 from sqla_shard.exc import DivergedRevisionsError
 from sqla_shard.schema.applier import Applier, is_relative
+from sqla_shard.schema.journal import FirstSent
 from sqla_shard.schema.ledger import own_head, revisions_text, Version, without_ledger
 from sqla_shard.schema.replay import Plan
 from sqla_shard.schema.reports import CommandProgress, Outcome, RunReport, State
@@ -37,6 +40,9 @@ _PATIENCE = 3
 _MOMENT = 0.1
 #: Seconds within which the processes without work end.
 _ENDS_WITHIN = 30.0
+# Of drivers, in the parameters of a revision.
+ForkingPickler.register(memoryview, lambda view: (bytes, (bytes(view),)))
+
 #: States that apply to all shards of a server.
 _OF_SERVER = frozenset({State.UNREACHABLE, State.READ_ONLY})
 
@@ -92,6 +98,8 @@ class Workers:
         self._ending: list[BaseProcess] = []
         #: The statements of static revisions, by server.
         self._sent: dict[str, dict[tuple[str, str], list[str]]] = {}
+        #: What the first shard was sent by revisions whose code has run.
+        self._first_sent: dict[tuple[str, str], FirstSent] = {}
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         #: Whether no further shard is started.
@@ -134,11 +142,11 @@ class Workers:
         handle_ending(applier.stop)
         try:
             while (task := pipe.recv()) is not None:
-                index, plans = task
+                index, plans, applier.first_sent = task
                 applier.adopt(plans)
                 outcome = applier(self._versions[index])
                 sent = applier.sent if applier.has_run_code else None
-                pipe.send((outcome, applier.made(), sent))
+                pipe.send((outcome, applier.made(), sent, applier.first_sent))
                 if sent is not None:
                     break
         except (EOFError, ConnectionError):
@@ -184,7 +192,7 @@ class Workers:
                 index = queue.popleft()
                 # A process that died is found by _received().
                 with suppress(BrokenPipeError):
-                    pipe.send((index, self._new_plans(pipe)))
+                    pipe.send((index, self._new_plans(pipe), self._first_sent))
                 self._busy[pipe] = index
 
     def _new_plans(self, pipe: Connection) -> dict[tuple[str, ...], Plan]:
@@ -207,12 +215,13 @@ class Workers:
             assert isinstance(ready, Connection)  # noqa: S101 - one or the other
             index = self._busy.pop(ready)
             try:
-                outcome, plans, sent = ready.recv()
+                outcome, plans, sent, first_sent = ready.recv()
                 self._planned[ready].update(plans)
                 # Those of the first process.
                 self._plans = {**plans, **self._plans}
                 if sent is not None:
                     self._sent[self._server[ready]] = sent
+                    self._first_sent = {**first_sent, **self._first_sent}
                     self._ending.append(self._removed(ready))
             except (EOFError, ConnectionResetError):
                 outcome = self._lost(ready, index)
@@ -475,7 +484,18 @@ def _in_waves(
     shard_ids = [versions[index].shard.shard_id for index in todo]
     servers = {versions[index].shard.server for index in todo}
     size = options.wave or options.jobs * len(servers)
-    waves = [range(1), *_later_waves(len(todo), size, again=options.wave is not None)]
+    # Alone, one shard of each state: the others get the parameters that the code
+    # of its revisions has computed.
+    firsts: dict[tuple[str, ...], int] = {}
+    for position, index in enumerate(todo):
+        firsts.setdefault(versions[index].heads, position)
+    others = sorted({*range(len(todo))}.difference(firsts.values()))
+    last = len(others) + size
+    ends = range(size, last, size) if options.wave else (size, last)
+    waves = [[one] for one in firsts.values()]
+    waves += [others[begin:end] for begin, end in pairwise((0, *ends))]
+    while waves and not waves[-1]:
+        waves.pop()
     for number, wave in enumerate(waves):
         if number and options.pause:
             workers.pause(options.pause)
@@ -483,18 +503,3 @@ def _in_waves(
             # The next run reads the new topology.
             workers.is_stopped = True
         yield from workers.run(wave, continue_on_error=options.continue_on_error)
-
-
-def _later_waves(count: int, size: int, *, again: bool) -> Iterator[range]:
-    """Yield the waves after the first shard, by position.
-
-    :param again: whether all waves have this size; otherwise the second wave
-        has all remaining shards.
-    """
-    first = 1
-    while first < count:
-        last = min(first + size, count)
-        yield range(first, last)
-        first = last
-        if not again:
-            size = count

@@ -208,3 +208,33 @@ def test_another_server_runs_alembic(project):
     # On the first shard, and on the first of each process of that server.
     assert runs(done) in [len(REVISIONS) * n for n in (2, 3)]
     check(project)
+
+
+def test_values_that_a_revision_computes_are_the_same_on_all_shards(project):
+    project.add(
+        "0001",
+        """
+    import datetime, decimal, os, random, uuid
+    name = op.get_bind().engine.url.database
+    op.execute(f"ALTER DATABASE {name} CHARACTER SET utf8mb4")
+    notes = op.create_table(
+        "notes", sa.Column("id", sa.Uuid, primary_key=True),
+        sa.Column("at", sa.DateTime), sa.Column("data", sa.LargeBinary),
+        sa.Column("part", sa.Numeric(9, 5)), sa.Column("other", sa.JSON))
+    op.bulk_insert(notes, [
+        {"id": uuid.uuid4(), "at": datetime.datetime.now(), "data": os.urandom(9),
+         "part": decimal.Decimal(random.randrange(10**8)) / 10**5,
+         "other": {"a": random.random()}}
+        for _ in range(5)
+    ])
+    op.execute(notes.insert().values(id=uuid.uuid4()))
+    """,
+        "op.drop_table('notes')",
+    )
+    project.alembic(*UP, "head")
+    first, *others = (
+        project.query(shard_id, "SELECT * FROM {db}notes ORDER BY id")
+        for shard_id in project.shards
+    )
+    assert len(first) == 6
+    assert all(rows == first for rows in others)

@@ -252,3 +252,89 @@ def test_rows_that_a_listener_inserts_are_on_every_shard(project):
     project.states("-x", "jobs=1", "upgrade", "head")
     for shard_id in project.shards:
         assert project.query(shard_id, "SELECT id FROM boards") == [(7,)]
+
+
+_NOTES = """\
+notes = op.create_table(
+    "notes", sa.Column("id", sa.String(36)), sa.Column("at", sa.DateTime),
+    sa.Column("data", sa.LargeBinary))
+"""
+
+
+def notes(project):
+    return [
+        project.query(shard_id, "SELECT id, at, data FROM notes ORDER BY at")
+        for shard_id in project.shards
+    ]
+
+
+def test_values_that_a_revision_computes_are_the_same_on_all_shards(project):
+    body = _NOTES + dedent(
+        """\
+        import datetime, os, uuid
+        moment = datetime.datetime.now()
+        op.bulk_insert(notes, [
+            {"id": str(uuid.uuid4()), "at": moment, "data": os.urandom(4)},
+            {"id": str(uuid.uuid4()), "at": moment + datetime.timedelta(1)},
+        ], multiinsert=False)
+        op.execute(notes.insert().values(id=str(uuid.uuid4())))
+        """
+    )
+    project.add("0001", PINS)
+    project.add("0002", 'op.add_column("pins", sa.Column("ts", sa.Integer))')
+    project.add("0003", body)
+    project.states("upgrade", "0001")
+    # A shard at another revision gets them as well.
+    project.states("-x", "shards=2", "upgrade", "0002")
+    project.states("upgrade", "head")
+    first, *others = notes(project)
+    assert len(first) == 3
+    assert others
+    assert all(one == first for one in others)
+
+
+def test_a_statement_that_differs_is_refused(project):
+    body = _NOTES + dedent(
+        """\
+        import uuid
+        op.execute(f"INSERT INTO notes (id) VALUES ('{uuid.uuid4()}')")
+        """
+    )
+    project.add("0001", body, "op.drop_table('notes')")
+    report = project.report("upgrade", "head", status=1)
+    states = [shard["state"] for shard in report["shards"]]
+    assert states[0] == "changed"
+    assert "failed" in states
+    assert states.count("changed") == 1
+    (error, *_) = [shard["error"] for shard in report["shards"] if shard["error"]]
+    assert "in place of INSERT INTO notes" in error
+
+
+def test_a_revision_that_asks_for_its_shard_differs(project):
+    body = _NOTES + dedent(
+        """\
+        import datetime
+        from sqla_shard.schema import current_shard
+        op.execute(notes.insert().values(at=datetime.datetime.now()))
+        number = str(current_shard().shard_id)
+        op.execute(notes.insert().values(id=number))
+        op.execute(f"INSERT INTO notes (id) VALUES ('{number}')")
+        """
+    )
+    project.add("0001", body, "op.drop_table('notes')")
+    project.states("upgrade", "head")
+    assert len({str(rows[-1]) for rows in notes(project)}) == 1
+    for shard_id, rows in zip(project.shards, notes(project), strict=True):
+        assert [row[0] for row in rows[:2]] == [str(shard_id)] * 2
+
+
+def test_a_revision_that_has_queried_its_database_differs(project):
+    body = _NOTES + dedent(
+        """\
+        (name,) = op.get_bind().exec_driver_sql("PRAGMA database_list").first()[2:]
+        op.execute(notes.insert().values(id=name[-36:]))
+        """
+    )
+    project.add("0001", body, "op.drop_table('notes')")
+    project.states("upgrade", "head")
+    assert len({str(rows) for rows in notes(project)}) == len(project.shards)
