@@ -241,22 +241,22 @@ class ShardedId(IdType):
             return None
         type_bits = type_id << layout.type_shift
         type_shift, max_type = layout.type_shift, layout.max_type_id
-        max_local, second_shard = layout.max_local_id, 1 << layout.shard_shift
+        second_shard = 1 << layout.shard_shift
 
         def process(value: int | None) -> int | None:
             if value is None:
                 return None
             try:
-                is_full = value > max_local
+                above = value >> type_shift
             except TypeError as error:
-                # A UNION has the types of its first SELECT.
+                # A UNION has the types of its first SELECT: a text, a Decimal.
                 raise InvalidIdError(
                     f"{value!r} is not an object id: each SELECT of a UNION "
                     "must have the same types of columns, in the same order",
                     value=value,
                 ) from error
-            if is_full:
-                if value >> type_shift & max_type != type_id or (
+            if above > 0:
+                if above & max_type != type_id or (
                     value < second_shard and _inserting.get()
                 ):
                     # A local id with too many bits has changed the type, or

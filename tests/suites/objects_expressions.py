@@ -291,10 +291,16 @@ class ExpressionSuite(Suite):
     def test_a_union_of_other_types(self, cluster, session):
         board = stored(cluster, Board, title="t", shard_id=SHARD)
         first = select(Board.id).where(Board.id == board)
-        second = select(Board.title).where(Board.id == board)
+        others = [
+            Board.title,
+            literal(Decimal("1e12") + Decimal("0.5")),
+            literal(2**40 + 0.5),
+        ]
         assert session.scalars(union_all(first, first)).all() == [board] * 2
-        with pytest.raises(InvalidIdError, match="each SELECT of a UNION"):
-            session.scalars(union_all(first, second)).all()
+        for other in others:
+            second = select(other).where(Board.id == board)
+            with pytest.raises(InvalidIdError, match="each SELECT of a UNION"):
+                session.scalars(union_all(first, second)).all()
 
     def test_defaults_of_older_records(self, cluster, session):
         """SQL takes the default for what Python shows it for."""
