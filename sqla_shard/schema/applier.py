@@ -144,7 +144,7 @@ class Applier:
         commands define it.
     :param settings: keyword arguments for ``context.configure()``.
     :ivar sent: the statements of static revisions, by direction and revision.
-    :ivar first_sent: what the first shard was sent by each revision.
+    :ivar first_sent: statements of each revision on the first shard.
     :ivar has_run_code: whether the Python code of a revision has run, which
         may have changed an object that it uses.  The process must change no
         other shard then: it would get other statements.

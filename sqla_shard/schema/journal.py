@@ -103,7 +103,7 @@ _DATABASE = "\0"
 
 
 class FirstSent(NamedTuple):
-    """What the first shard of a run was sent by the code of a revision.
+    """Statements that the code of a revision sent to the first shard of a run.
 
     :ivar server: kind and version of the server: another one may get other
         statements.
@@ -263,7 +263,7 @@ class Journal:
 
     @property
     def first_sent(self) -> FirstSent:
-        """What the revision has sent, for the other shards of the run."""
+        """Statements that the revision has sent, for the other shards of the run."""
         return FirstSent(self._server, self._alike, not self._may_differ)
 
     @property
