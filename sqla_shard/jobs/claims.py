@@ -13,7 +13,7 @@ Rows are updated by primary key only, in one order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from secrets import token_bytes
@@ -199,6 +199,10 @@ class ClaimedJob:
 _job = JOBS.c
 
 _ids: Any = bindparam("ids", expanding=True)
+
+#: Maximum number of ids in a statement.  MariaDB makes a table of 1,000 values,
+#: and may join it with all rows, which a SELECT .. FOR UPDATE locks.
+_MOST_IDS = 900
 
 _later = bindparam("later", type_=BigInteger())
 
@@ -629,11 +633,21 @@ def fenced(
         raise JobClaimLostError(jobs=(str(job),))
 
 
-def _by_token(jobs: Iterable[ClaimedJob]) -> Iterable[tuple[bytes, list[ClaimedJob]]]:
+def _by_token(
+    jobs: Iterable[ClaimedJob],
+) -> Iterator[tuple[bytes, Sequence[ClaimedJob]]]:
+    """Yield tokens with their jobs, for one statement each."""
     found: dict[bytes, list[ClaimedJob]] = {}
     for job in jobs:
         found.setdefault(job.token, []).append(job)
-    return found.items()
+    for token, its in found.items():
+        for some in _chunked(its):
+            yield token, some
+
+
+def _chunked(jobs: Sequence[ClaimedJob]) -> Iterator[Sequence[ClaimedJob]]:
+    for start in range(0, len(jobs), _MOST_IDS):
+        yield jobs[start : start + _MOST_IDS]
 
 
 _STATES = select(
@@ -670,7 +684,8 @@ def extend(
         if is_first:
             place.backend.begin_skipping(session.root_connection(place))
         is_first = False
-        lost += _extend(session, {"place": place}, its, lease)
+        for some in _chunked(its):
+            lost += _extend(session, {"place": place}, some, lease)
     return lost
 
 

@@ -512,14 +512,15 @@ def _change_ids(
     for address, numbers in by_shard.items():
         ids = sorted(numbers)
         try:
-            count, why = cluster.run(_change, address, ids, states, change)
+            for start in range(0, len(ids), _BATCH):
+                some = ids[start : start + _BATCH]
+                count, why = cluster.run(_change, address, some, states, change)
+                report.changed += count
+                report.skipped += why
         except SQLAlchemyError as error:
             report.unreachable.append(
                 UnreachableServer.at(cluster.places, address, error)
             )
-            continue
-        report.changed += count
-        report.skipped += why
     return report
 
 

@@ -292,8 +292,9 @@ def statements_of(cls: Any) -> MappingStatements:
     return built_once(cls, MappingStatements)
 
 
-#: Maximum number of ids in a statement.
-_CHUNK = 1000
+#: Maximum number of ids in a statement.  MariaDB makes a table of 1,000 values,
+#: and may join it with all rows of a list, which are then locked.
+_CHUNK = 900
 
 
 class List:

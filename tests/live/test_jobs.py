@@ -159,6 +159,18 @@ def test_an_open_claim_does_not_block(cluster: Cluster, near: int) -> None:
     assert len(numbers) == 10
 
 
+@pytest.mark.only_on("mariadb")  # which makes a table of 1,000 values in IN
+def test_extended_claims_lock_no_other_jobs(cluster: Cluster, near: int) -> None:
+    with cluster.begin() as session:
+        add.enqueue_many(session, [{"counter_id": near}] * 1100, near=near)
+    with cluster.begin() as session:
+        jobs = take(session, near, limit=1000)
+    with cluster.begin() as holder:
+        assert claims.extend(holder, jobs) == []
+        with cluster.begin() as session:
+            assert len(take(session, near, limit=200)) == 100
+
+
 def fill(cluster: Cluster, rows: int) -> None:
     """Insert jobs of each priority, scheduled, done and due."""
     for priority, state, due in (
