@@ -686,18 +686,31 @@ class Split(FleetOperation):
     def _catch_up(self, seconds: float, *, lag: float) -> None:
         """Wait until the target applies a position in less than ``lag``.
 
-        :raises FleetServerError: after ``seconds``.
+        :raises FleetServerError: after ``seconds``, or if it has stopped.
         """
         deadline = time.monotonic() + seconds
         while True:
             begin = time.monotonic()
             position = self._source.position()
-            reached = all(server.reaches(position, 1.0) for server in self._targets)
-            if reached and time.monotonic() < begin + lag:
+            slow = next(
+                (one for one in self._targets if not one.reaches(position, 1.0)), None
+            )
+            if slow is None and time.monotonic() < begin + lag:
                 return
+            if slow is not None:
+                status = slow.status()
+                if status is None or status.applier != "Yes":
+                    raise slow.admin.error(
+                        "it does not apply what the application writes: "
+                        f"{(status and status.applier_error) or 'it was stopped'}"
+                    )
             if time.monotonic() > deadline:
-                raise self._target.admin.error(
-                    f"it is still behind {self._move.server} after {seconds:g} s"
+                late = slow or self._target
+                raise late.admin.error(
+                    f"it is still behind {self._move.server} after {seconds:g} s: "
+                    "the application writes more than it applies, or a statement "
+                    "is in its way (SHOW PROCESSLIST). Raise "
+                    f"{late.APPLIERS}, or repeat this while less is written"
                 )
 
     def _reach(self, position: str, seconds: float) -> None:

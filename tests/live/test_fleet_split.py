@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -116,6 +117,9 @@ def prove(pairs, attempts):
 class Stale:
     """Writes to the old server of the shards that move, regardless of errors.
 
+    It rests at least as long as a write takes: on a busy machine two without
+    rests write more than the target applies, which then never catches up.
+
     :ivar attempts: acknowledged writes.
     """
 
@@ -150,7 +154,9 @@ class Stale:
                 with connect_to(url, database=name if number else None) as raw:
                     while not self._stopped.is_set():
                         serial += 1
+                        begin = time.monotonic()
                         self._write(raw, f"stale{number}-{serial}", shard)
+                        self._stopped.wait(max(0.01, time.monotonic() - begin))
             except pymysql.err.MySQLError:
                 self._stopped.wait(0.02)
 
@@ -574,6 +580,35 @@ def test_a_statement_in_the_way_undoes_it(fleet, pairs, monkeypatch):
         assert info.value.step == "fence"
         cursor.execute("UNLOCK TABLES")
     prove(pairs, [acked_now(pairs, MOVING[0])])
+
+
+@pytest.mark.slow_on_servers
+def test_a_target_that_does_not_catch_up_is_named_with_the_remedy(
+    fleet, pairs, monkeypatch
+):
+    with_a_row(pairs, fleet)
+    monkeypatch.setattr("sqla_shard.fleet.split._WAIT_SECONDS", 0.5)
+    target = pairs["server2"].primary
+    with contextlib.ExitStack() as stack:
+
+        def hold_up(event):
+            if (event.step, event.state) == ("compare", "begin"):
+                connection = stack.enter_context(target.root_connect())
+                lock = f"LOCK TABLES db{MOVING[1]:05d}.load_notes READ"
+                connection.cursor().execute(lock)
+                acked_now(pairs, MOVING[1])
+
+        with pytest.raises(OperationFailedError, match="still behind") as info:
+            apply(fleet, planned(fleet, pairs), progress=hold_up)
+    assert f"Raise {words(target).APPLIERS}" in str(info.value)
+
+    def stop(event):
+        if (event.step, event.state) == ("compare", "begin"):
+            target.root_execute("STOP REPLICA SQL_THREAD")
+            acked_now(pairs, MOVING[2])
+
+    with pytest.raises(OperationFailedError, match="it was stopped"):
+        apply(fleet, planned(fleet, pairs), progress=stop)
 
 
 def test_the_target_has_semi_sync_if_the_source_has(fleet, pairs):
