@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from operator import call
 from time import monotonic
 from typing import Any, ClassVar, TypeVar
 
@@ -352,7 +353,7 @@ class Engines:
         with ThreadPoolExecutor(
             min(most, len(jobs)), f"sqla-shard-{purpose}"
         ) as executor:
-            return list(executor.map(lambda job: job(), jobs))
+            return list(executor.map(call, jobs))
 
     def new_engine(
         self,
@@ -679,7 +680,7 @@ class Places:
 
     def all_places(self, keyspace: Keyspace) -> list[Place]:
         """Return the places of every open shard, in order."""
-        return [self.place(keyspace, i) for i in range(keyspace.shards)]
+        return self.several(keyspace, range(keyspace.shards))
 
     def servers(self) -> Iterator[tuple[str, Place]]:
         """Yield the servers by name, with the first shard of each."""

@@ -310,16 +310,17 @@ def claim(
     token = token_bytes(TOKEN_BYTES)
     jobs = _claimed(place, rows, token, queue, priority)
     count = 0
-    for statement, its in (
-        (_CLAIM_AND_COUNT, [job for job in jobs if not job.counts_at_start]),
-        (_CLAIM, [job for job in jobs if job.counts_at_start]),
-    ):
-        values: dict[str, Any] = {
-            "ids": sorted(job.local_id for job in its),
-            "the_token": token,
-            "later": microseconds(lease),
-        }
-        if its:
+    counted: list[int] = []
+    others: list[int] = []
+    for job in jobs:
+        (others if job.counts_at_start else counted).append(job.local_id)
+    for statement, ids in ((_CLAIM_AND_COUNT, counted), (_CLAIM, others)):
+        if ids:
+            values: dict[str, Any] = {
+                "ids": sorted(ids),
+                "the_token": token,
+                "later": microseconds(lease),
+            }
             result: Any = session.execute(statement, values, bind_arguments=at)
             count += result.rowcount
     if count != len(jobs):
@@ -332,6 +333,8 @@ def claim(
         mine = set(session.execute(_MINE, values, bind_arguments=at).scalars())
         jobs = [job for job in jobs if job.local_id in mine]
     duplicates = duplicates_of(session, at, jobs)
+    if not duplicates:
+        return jobs
     return [
         replace(job, duplicates=duplicates[job.local_id])
         if job.local_id in duplicates

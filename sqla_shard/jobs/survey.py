@@ -25,6 +25,7 @@ from sqla_shard.exc import (
     NoHealthyShardsError,
     ServerFencedError,
     ServerUnreachableError,
+    UnsafeBinaryLogError,
 )
 from sqla_shard.exc.base import summary
 from sqla_shard.jobs.claims import JobState, PRIORITIES
@@ -56,32 +57,8 @@ class _Window:
         self.rests_until: float | None = None
         self.error = ""
 
-    def record(self, error: Exception | None) -> None:
-        if error is None:
-            if self.rests_until is not None:
-                self.rests_until = None
-                self.outcomes.clear()
-            self.outcomes.append(True)
-            return
-        self.error = summary(error)
-        self.outcomes.append(False)
-        failures = self.outcomes.count(False)
-        if self.rests_until is not None or (
-            failures >= _FAILURES and 4 * failures > len(self.outcomes)
-        ):
-            self.rest()
-
     def rest(self) -> None:
         self.rests_until = monotonic() + jittered(_REST_SECONDS, 0.2)
-
-    def allows(self) -> bool:
-        if self.rests_until is None:
-            return True
-        if monotonic() < self.rests_until:
-            return False
-        # This one is the probe; the others wait for its outcome.
-        self.rest()
-        return True
 
 
 class HealthWindows:
@@ -108,7 +85,13 @@ class HealthWindows:
         """
         with self._lock:
             window = self._windows.get(engine)
-            return window is None or window.allows()
+            if window is None or window.rests_until is None:
+                return True
+            is_over = monotonic() >= window.rests_until
+            if is_over:
+                # This one is the probe; the others wait for its outcome.
+                window.rest()
+            return is_over
 
     def record(self, engine: Engine, error: Exception | None) -> None:
         """Record the outcome of a transaction.
@@ -121,7 +104,18 @@ class HealthWindows:
             window = self._windows.get(engine)
             if window is None:
                 window = self._windows[engine] = _Window()
-            window.record(counted)
+            if counted is None and window.rests_until is not None:
+                window.rests_until = None
+                window.outcomes.clear()
+            window.outcomes.append(counted is None)
+            if counted is None:
+                return
+            window.error = summary(counted)
+            failures = window.outcomes.count(False)
+            if window.rests_until is not None or (
+                failures >= _FAILURES and 4 * failures > len(window.outcomes)
+            ):
+                window.rest()
 
     def last_error(self, engine: Engine) -> str:
         """Return the last error of a server, for messages."""
@@ -138,7 +132,10 @@ _known: WeakKeyDictionary[Cluster, HealthWindows] = WeakKeyDictionary()
 def windows_of(cluster: Cluster) -> HealthWindows:
     """Return the windows of a cluster in this process."""
     with _lock:
-        return _known.setdefault(cluster, HealthWindows())
+        windows = _known.get(cluster)
+        if windows is None:
+            windows = _known[cluster] = HealthWindows()
+        return windows
 
 
 # -- Survey of the shards with jobs that are due: one statement for a server.
@@ -183,13 +180,16 @@ def due_jobs(
 
 
 def due_rows(
-    cluster: Cluster, queues: Collection[str], ages: Ages
+    cluster: Cluster, queues: Collection[str], ages: Ages, *, checks_logs: bool = False
 ) -> tuple[list[DueGroup], list[UnreachableServer]]:
     """Return the due rows of some states, by shard, queue and priority.
 
     :param queues: names of queues.
     :param ages: the states, and how long rows must have been due.
+    :param checks_logs: whether servers with a binary log of statements are
+        refused.
     :returns: the groups, and the servers that were not read.
+    :raises UnsafeBinaryLogError: if a server has such a log.
     """
     if not queues or not ages:
         return [], []
@@ -205,12 +205,14 @@ def due_rows(
         parameters[f"queue{number}"] = name
         parameters[f"priority{number}"] = priority
         parameters[f"since{number}"] = ages[state] // _AGO
-    return scan(
-        cluster,
-        _watched(windows_of(cluster), partial(_read, ages, groups, parameters)),
-        purpose="jobs",
-        kinds=("objects",),
+    read = partial(_read, ages, groups, parameters, checks_logs)
+    rows, unreachable = scan(
+        cluster, _watched(windows_of(cluster), read), purpose="jobs", kinds=("objects",)
     )
+    for one in unreachable:
+        if isinstance(one.error, UnsafeBinaryLogError):
+            raise one.error
+    return rows, unreachable
 
 
 def _watched(windows: HealthWindows, read: Read[DueGroup]) -> Read[DueGroup]:
@@ -273,9 +275,13 @@ def _read(
     ages: Ages,
     groups: Sequence[tuple[JobState, str, int]],
     parameters: dict[str, Any],
+    checks_logs: bool,
     session: ShardSession,
     places: Sequence[Place],
 ) -> list[DueGroup]:
+    first = places[0]
+    if checks_logs and first.backend.logs_statements(session.root_connection(first)):
+        raise UnsafeBinaryLogError(server=first.server)
     is_low = JobState.PENDING in ages
     ends = session.execute(
         _LOWEST if is_low else _HIGHEST, bind_arguments={"places": places}
@@ -293,7 +299,7 @@ def _read(
     )
     return [
         DueGroup(
-            keyspace=places[0].keyspace,
+            keyspace=first.keyspace,
             shard_id=shard_id,
             state=state,
             queue=name,
@@ -341,6 +347,9 @@ class Schedule:
         self._pause = _FIRST_PAUSE
         self._next_survey = 0.0
         self._next_look = 0.0  # while there is work
+        #: Those of the last survey, and the longest pause with them.
+        self._places: Places | None = None
+        self._longest = _LONGEST_PAUSE
 
     def reset(self) -> None:
         """Look for work again now."""
@@ -384,14 +393,16 @@ class Schedule:
         self._rng.shuffle(addresses)
         self._groups = {address: found[address] for address in addresses}
         self.is_empty = not found
-        longest = max(_LONGEST_PAUSE, _statements(places) / _STATEMENTS)
+        if places is not self._places:
+            self._places = places
+            self._longest = max(_LONGEST_PAUSE, _statements(places) / _STATEMENTS)
         if found:
             self._pause = _FIRST_PAUSE
         else:
-            self._pause = min(self._pause * 2, longest)
+            self._pause = min(self._pause * 2, self._longest)
         now = monotonic()
         self._next_survey = now + jittered(self._pause, 0.2)
-        self._next_look = now + jittered(longest, 0.2)
+        self._next_look = now + jittered(self._longest, 0.2)
 
     def next_shard(self) -> Address | None:
         """Return the next shard that has work; None if there is none."""

@@ -19,7 +19,7 @@ from sqla_shard.engine.unreachable import (
     unreachable_lines,
     UnreachableServer,
 )
-from sqla_shard.exc import CommitUnknownError, JobClaimLostError, UnsafeBinaryLogError
+from sqla_shard.exc import CommitUnknownError, JobClaimLostError
 from sqla_shard.jobs.claims import (
     acknowledge,
     claim,
@@ -67,11 +67,13 @@ _BATCH = 1000
 class CleanupReport:
     """The result of one pass.
 
+    :ivar due: where jobs were due before.
     :ivar recovered: number of jobs whose claims had expired.
     :ivar deleted: number of finished jobs that were deleted.
     :ivar unreachable: servers of which shards could not be read or written.
     """
 
+    due: tuple[DueGroup, ...]
     recovered: int
     deleted: int
     unreachable: tuple[UnreachableServer, ...]
@@ -94,23 +96,30 @@ def clean_up(
     :param queues: names of queues.
     :param keep_done: time for which jobs that have succeeded are kept.
     :param keep_failed: time for which failed jobs are kept.
+    :raises UnsafeBinaryLogError: if a server has a binary log of statements.
     """
     ages = {
+        JobState.PENDING: timedelta(0),
         JobState.RUNNING: timedelta(0),
         JobState.DONE: keep_done,
         JobState.FAILED: keep_failed,
     }
-    groups, unreachable = due_rows(cluster, queues, ages)
+    groups, unreachable = due_rows(cluster, queues, ages, checks_logs=True)
     counts = dict.fromkeys(JobState, 0)
+    due: list[DueGroup] = []
     by_shard: dict[tuple[str, int], list[DueGroup]] = {}
     for group in groups:
-        by_shard.setdefault(group.address, []).append(group)
+        if group.state is JobState.PENDING:
+            due.append(group)
+        else:
+            by_shard.setdefault(group.address, []).append(group)
     for address, its in by_shard.items():
         try:
             _clean_shard(cluster, its, ages, counts)
         except SQLAlchemyError as error:
             unreachable.append(UnreachableServer.at(cluster.places, address, error))
     return CleanupReport(
+        due=tuple(due),
         recovered=counts[JobState.RUNNING],
         deleted=counts[JobState.DONE] + counts[JobState.FAILED],
         unreachable=each_once(unreachable),
@@ -381,17 +390,20 @@ def exchange(
 def _write(session: ShardSession, outcomes: Sequence[JobOutcome]) -> list[str]:
     """Write outcomes; return the jobs whose claims are lost."""
     lost: list[str] = []
-    done = [
-        one.job
-        for one in outcomes
-        if one.ending is Ending.SUCCEEDED and not is_periodic(one.job)
-    ]
-    try:
-        acknowledge(session, done)
-    except JobClaimLostError as error:
-        lost += error.jobs
+    done: list[ClaimedJob] = []
+    others: list[JobOutcome] = []
+    for one in outcomes:
+        if one.ending is Ending.SUCCEEDED and not is_periodic(one.job):
+            done.append(one.job)
+        else:
+            others.append(one)
+    if done:
+        try:
+            acknowledge(session, done)
+        except JobClaimLostError as error:
+            lost += error.jobs
     # In one order: otherwise two workers could deadlock.
-    for one in sorted(outcomes, key=lambda outcome: outcome.job.local_id):
+    for one in sorted(others, key=lambda outcome: outcome.job.local_id):
         try:
             if is_periodic(one.job) and _ends(one):
                 repeat(session, one.job, one.error or None)
@@ -585,38 +597,3 @@ class Exchanges:
             else:
                 self._add_again(doubt.outcomes)
         return found
-
-
-def check_binary_logs(cluster: Cluster) -> None:
-    """Refuse servers with a binary log of statements.
-
-    A server that does not respond is not checked.
-
-    :raises UnsafeBinaryLogError: if a server has one.
-    """
-    for name, answer in cluster.health().servers.items():
-        if answer is not None:
-            _log.warning(
-                "%s does not respond, and has no part in the work: %s",
-                name,
-                answer,
-                extra={"action": "check", "server": name},
-            )
-            continue
-        for server, place in cluster.places.servers():
-            if server != name:
-                continue
-            try:
-                with cluster.session() as session:
-                    connection = session.root_connection(place)
-                    is_unsafe = place.backend.logs_statements(connection)
-            except SQLAlchemyError as error:
-                # It went away after the first look, as in a failover.
-                _log.warning(
-                    *("the binary log of %s cannot be checked: %s", name),
-                    short(error),
-                    extra={"action": "check", "server": name},
-                )
-                continue
-            if is_unsafe:
-                raise UnsafeBinaryLogError(server=name)

@@ -36,7 +36,6 @@ from sqla_shard.jobs.runners import Repeating, report_lost_claims, Runners
 from sqla_shard.jobs.survey import due_jobs, DueGroup, Schedule
 from sqla_shard.jobs.tasks import ensure_periodic
 from sqla_shard.jobs.transactions import (
-    check_binary_logs,
     clean_up,
     deliver,
     Exchanges,
@@ -183,7 +182,6 @@ class Worker:
         self._exchanges = Exchanges(cluster, self._lease)
         self._runners = Runners(cluster, concurrency, self._ended)
         self._error: BaseException | None = None
-        self._checked: object = None  # version of the topology
         self._unread: list[str] = []
         self._survey_error: Exception | None = None
         self._report = RunReport()
@@ -239,10 +237,13 @@ class Worker:
             read, and no job is due on the others.
         """
         self._report = report = RunReport()
-        self._checked = None
         self._schedule.reset()
         heartbeat = Heartbeat(self._cluster, self._lease, lambda: list(self._held))
-        self._clean_up()
+        # One statement for a server finds what to clean up, and the first work.
+        due = self._clean_up()
+        open_queues = self._limits.open_queues()
+        if due := [group for group in due if group.queue in open_queues]:
+            self._schedule.surveyed(due, self._cluster.places)
         delivery: AbstractContextManager[object] = nullcontext()
         if self._delivers:
             self._deliver()
@@ -382,7 +383,7 @@ class Worker:
         """Report jobs whose outcomes could not be written any more."""
         if jobs:
             report_lost_claims(self._cluster, tuple(jobs))
-        self._lose(jobs)
+            self._lose(jobs)
 
     def _ended(self, running: RunningJob, outcome: JobOutcome) -> None:
         """Take over the outcome of a job; called by the runners."""
@@ -485,11 +486,8 @@ class Worker:
             # A job that has failed, or is a step of many, may be due again.
             self._schedule.reset()
 
-    def _clean_up(self) -> None:
-        version = self._cluster.topology.version
-        if version != self._checked:
-            check_binary_logs(self._cluster)
-            self._checked = version
+    def _clean_up(self) -> Sequence[DueGroup]:
+        """Recover and delete jobs; return where jobs are due."""
         try:
             ensure_periodic(self._cluster, self._queues)
         except SQLAlchemyError as error:
@@ -503,6 +501,7 @@ class Worker:
         self._report.deleted += done.deleted
         for line in unreachable_lines(done.unreachable):
             _log.warning("%s", line, extra={"action": "clean up"})
+        return done.due
 
     def _deliver(self) -> None:
         done = deliver(self._cluster)

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, func, Select, select, Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard.engine import by_server
-from sqla_shard.engine.rendering import Place
+from sqla_shard.engine.rendering import MOST_BRANCHES, Place
 from sqla_shard.engine.unreachable import for_each_shard, UnreachableServer
 from sqla_shard.exc import ShardMissingError
 from sqla_shard.session import ShardSession
@@ -29,7 +29,7 @@ T = TypeVar("T")
 #: Maximum number of servers that are read in parallel.
 PARALLEL = 8
 
-#: Reads the given shards of one server.
+#: Reads the given shards of one server, in a transaction.
 Read = Callable[[ShardSession, Sequence[Place]], list[T]]
 #: Returns whether a shard with a missing table or database has no rows.
 IsEmpty = Callable[[Place, ShardMissingError], bool]
@@ -47,8 +47,8 @@ def scan(
 ) -> tuple[list[T], list[UnreachableServer]]:
     """Read all shards of all keyspaces, several servers in parallel.
 
-    :param read: called with all shards of a server, and again without those
-        that lack a table or database.
+    :param read: called with up to :data:`MOST_BRANCHES` shards of a server, and
+        again without those that lack a table or database.
     :param is_empty: called for a shard whose table or database is missing.
     :param purpose: part of the names of the threads.
     :param kinds: the kinds of keyspaces that are read; None for all.
@@ -77,8 +77,7 @@ def _on_server(
     while group and lacking:
         try:
             try:
-                with ShardSession(cluster=cluster) as session:
-                    return read(session, group), unreachable
+                return _in_parts(cluster, read, group), unreachable
             except ShardMissingError as error:
                 # The others may have rows.  The server, which is asked again,
                 # may be lost by now.
@@ -94,13 +93,25 @@ def _on_server(
 
     def read_one(place: Place) -> None:
         try:
-            with ShardSession(cluster=cluster) as session:
-                rows.extend(read(session, [place]))
+            rows.extend(_in_parts(cluster, read, [place]))
         except ShardMissingError as error:
             if not is_empty(place, error):
                 raise
 
     return rows, [*unreachable, *for_each_shard(group, read_one)]
+
+
+def _in_parts(cluster: Cluster, read: Read[T], group: Sequence[Place]) -> list[T]:
+    """Return the rows of shards of one server, read in several transactions.
+
+    A transaction keeps a lock on each table that it has read, and MariaDB searches
+    them one by one for each further table.
+    """
+    rows: list[T] = []
+    for start in range(0, len(group), MOST_BRANCHES):
+        with ShardSession(cluster=cluster, autoflush=False) as session:
+            rows += read(session, group[start : start + MOST_BRANCHES])
+    return rows
 
 
 def _lacking(

@@ -55,12 +55,15 @@ def _look(cluster: Cluster) -> None:
         f"SELECT {place.shard_id}, MIN(state) FROM {place.schema}.sqla_shard_job"
         for place in places
     ]
-    cursor = places[0].engine.raw_connection().driver_connection.cursor()
+    connection: Any = places[0].engine.raw_connection().driver_connection
+    cursor = connection.cursor()
 
     def by_hand() -> None:
         for start in range(0, _MANY, 256):
             cursor.execute(" UNION ALL ".join(selects[start : start + 256]))
             assert len(cursor.fetchall()) == 256
+            # A transaction of all would take five times as long on MariaDB.
+            connection.rollback()
 
     ages = {state: timedelta(0) for state in JobState if state is not JobState.PENDING}
     show(

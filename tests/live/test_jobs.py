@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from sqla_shard import Cluster
+from sqla_shard import Cluster, ShardSession
+from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import UnsafeBinaryLogError
 from sqla_shard.jobs import claims, JobState, queues, Worker
 from sqla_shard.jobs.stored_jobs import jobs_by_key, jobs_of, stored_job
 from sqla_shard.jobs.survey import due_jobs
 from sqla_shard.jobs.transactions import clean_up
+from sqla_shard.outbox import scan
 from sqla_shard.testing import StatementLog
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.job_models import (
@@ -293,6 +295,24 @@ def test_a_binary_log_of_statements_is_refused(
     monkeypatch.setattr(type(place.backend), "logs_statements", lambda self, c: True)
     with pytest.raises(UnsafeBinaryLogError):
         Worker(cluster, queues=["adding"]).run(until_empty=True)
+
+
+def test_a_transaction_reads_the_tables_of_few_shards(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MariaDB takes the square of their number to find the locks on them."""
+    monkeypatch.setattr(scan, "MOST_BRANCHES", 1)
+    sessions: set[ShardSession] = set()
+
+    def read(session: ShardSession, places: Sequence[Place]) -> list[int]:
+        sessions.add(session)
+        return [place.shard_id for place in places]
+
+    numbers, unreachable = scan.scan(cluster, read, kinds=("objects",))
+    assert unreachable == []
+    (space,) = cluster.topology.keyspaces.values()
+    assert sorted(numbers) == list(range(space.shards))
+    assert len(sessions) == space.shards > 3  # servers
 
 
 # -- Processes.

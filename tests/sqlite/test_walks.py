@@ -150,7 +150,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walks]:
         ("new_objects", 2200),
         ("changed_object", 245),
         ("enqueued", 122),
-        ("worker", 2850),
+        ("worker", 1940),
         ("opened", 515),
     ],
 )
