@@ -339,23 +339,13 @@ def groupings(statement: Any) -> list[Any]:
     :raises ScatterUnsupportedError: if an element cannot be read.
     """
     found = []
-    for element in group_elements(statement):
+    for element in private.group_by_clauses(statement):
         _check_position(element, "GROUP BY")
         while (under := _named(element, statement, "GROUP BY")) is not None:
             _check_shadow(element, under, statement)
             element = under  # down to the expression
         found.append(element)
     return found
-
-
-def group_elements(statement: Any) -> Iterator[Any]:
-    """Yield the elements of GROUP BY."""
-    for clause in private.group_by_clauses(statement):
-        # SQLAlchemy treats a function as a table and wraps it in a ClauseList.
-        if clause.__visit_name__ == "clauselist":
-            yield from clause.clauses
-        else:
-            yield clause
 
 
 def _named(element: Any, statement: Any, construct: str) -> Any:

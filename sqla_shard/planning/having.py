@@ -40,14 +40,7 @@ from sqla_shard.planning.clauses import (
     unlabelled,
     walk,
 )
-from sqla_shard.planning.elements import (
-    Added,
-    counting,
-    depends_only_on,
-    divides,
-    group_elements,
-    same,
-)
+from sqla_shard.planning.elements import Added, counting, depends_only_on, divides, same
 from sqla_shard.util import sqlalchemy_private as private
 
 # As on a server, a condition is true, false or, with NULL, None.
@@ -258,7 +251,7 @@ def _grouped(statement: Any, shown: Mapping[Any, Any]) -> Iterator[Any]:
 
     :param shown: the columns by their names.
     """
-    for element in group_elements(statement):
+    for element in private.group_by_clauses(statement):
         if element.__visit_name__ == "textual_label_reference":
             named = shown.get(element.element)
         elif element.__visit_name__ == "label_reference":

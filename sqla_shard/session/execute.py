@@ -238,6 +238,7 @@ def _set_statement(context: ORMExecuteState) -> Any:
         statement = context.statement = private.resolved(statement)
     statement = context.statement = as_statement(statement)
     if isinstance(statement, (Insert, Update, Delete)):
+        _check_rows(statement, context.parameters)
         _check_guards(context, statement)
     elif isinstance(statement, FromStatement) and statement.element.is_dml:
         raise UnsupportedStatementError(
@@ -420,6 +421,24 @@ def _check_guards(
             guard(statement)
 
 
+def _check_rows(statement: Any, given: Any) -> None:
+    """Refuse parameters other than a row, or a list of rows.
+
+    :raises UnsupportedStatementError: for no rows, for which SQLAlchemy would
+        insert one of defaults, and for what is no mapping.
+    """
+    if given is None or spec_of(statement.table).kind == "global":
+        return  # SQLAlchemy checks them
+    rows = given if isinstance(given, list) else [given]
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise UnsupportedStatementError(
+            f"rows of {statement.table.name} are given as a dict, or as a list "
+            "of dicts that is not empty; pass such a list, and without rows "
+            "execute nothing",
+            construct="rows",
+        )
+
+
 def _check_write(limits: Scatter | None) -> None:
     """Refuse the options of ``scatter()`` that are for reads only."""
     if limits is None:
@@ -542,7 +561,7 @@ def _write_each_set(context: ORMExecuteState, session: ShardSession) -> Result[A
     """Run an UPDATE or DELETE with many parameter sets, shard by shard."""
     grouped: dict[Place, list[Any]] = {}
     given: Any = context.parameters
-    for row in given:
+    for row in given or [{}]:  # as SQLAlchemy does
         decision = route(context.statement, row, session.places)
         for shard_id in decision.shards:
             place = session.places.place(decision.keyspace, shard_id)

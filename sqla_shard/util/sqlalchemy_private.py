@@ -19,7 +19,7 @@ of executions; ``_memoized_method_*``, ``_memoized_attr_*`` and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -82,12 +82,28 @@ setup_joins: Callable[[Any], tuple[Any, ...]] = attrgetter("_setup_joins")
 #: The conditions of WHERE (1.4).
 where_criteria: Callable[[Any], tuple[Any, ...]] = _part("_where_criteria", ())
 
-#: The elements of GROUP BY (1.4).
-group_by_clauses: Callable[[Any], tuple[Any, ...]] = attrgetter("_group_by_clauses")
+
+def _singly(clauses: Iterable[Any]) -> Iterator[Any]:
+    # Of a function in GROUP BY, a composite() or a Bundle SQLAlchemy makes a list.
+    for clause in clauses:
+        if clause.__visit_name__ == "clauselist":
+            yield from _singly(clause.clauses)
+        else:
+            yield clause
+
+
+def group_by_clauses(statement: Any) -> tuple[Any, ...]:
+    """Return the elements of GROUP BY (1.4)."""
+    return tuple(_singly(statement._group_by_clauses))
+
+
+def order_by_clauses(statement: Any) -> tuple[Any, ...]:
+    """Return the elements of ORDER BY (1.3)."""
+    return tuple(_singly(statement._order_by_clauses))
+
+
 #: The conditions of HAVING (1.4).
 having_criteria: Callable[[Any], tuple[Any, ...]] = attrgetter("_having_criteria")
-#: The elements of ORDER BY (1.3).
-order_by_clauses: Callable[[Any], tuple[Any, ...]] = attrgetter("_order_by_clauses")
 #: The LIMIT of a SELECT or None (1.3).
 limit_clause: Callable[[Any], Any] = attrgetter("_limit_clause")
 #: The OFFSET of a SELECT or None (1.3).

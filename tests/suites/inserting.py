@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, literal, select
+from sqlalchemy import delete, insert, literal, select, update
 
 from sqla_shard import exc, full_id
 from tests.models.clusters import at, PINS, ShardLog
@@ -349,6 +349,13 @@ class Inserting(Changing):
             bind_arguments={"shard_id": 0},
         ).all()
         assert {unpack(i)[:2] for i in found} == {(0, BOARD)}
+
+    @pytest.mark.parametrize("rows", [[], (), ({"n": 1},), [None], [[{"n": 1}]], "n"])
+    @pytest.mark.parametrize("statement", [insert, update, delete])
+    def test_no_rows(self, session, statement, rows):
+        for written in Pin, Pin.__table__:
+            with pytest.raises(exc.UnsupportedStatementError, match="that is not emp"):
+                session.execute(statement(written), rows)
 
     @pytest.mark.parametrize(
         "name", ["bulk_save_objects", "bulk_insert_mappings", "bulk_update_mappings"]

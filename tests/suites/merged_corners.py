@@ -165,6 +165,11 @@ _ANSWERED: dict[str, _Made] = {
         .order_by(m.Ware.number, m.Ware.id)
         .limit(5)
     ),
+    "a bundle in GROUP BY and ORDER BY": lambda m: (
+        select(m.Ware.number, m.Ware.sold, func.count())
+        .group_by(bundle := Bundle("b", m.Ware.number, Bundle("c", m.Ware.sold)))
+        .order_by(bundle)
+    ),
     "LIMIT of an aggregate": lambda m: (
         select(func.count()).select_from(m.Ware).limit(0)
     ),

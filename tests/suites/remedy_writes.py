@@ -417,6 +417,12 @@ WRITES: dict[str, Case] = {
         ),
         answer=lambda s, d: "x",
     ),
+    "an empty list of rows": Case(
+        refused=lambda s, d: s.execute(insert(User), []),
+        names=("a list of dicts that is not empty", "execute nothing"),
+        remedy=lambda s, d: [s.execute(insert(User), rows) for rows in ([],) if rows],
+        answer=lambda s, d: [],
+    ),
     # -- UPDATE and DELETE
     "an UPDATE with limits": Case(
         refused=lambda s, d: s.execute(

@@ -116,6 +116,10 @@ class Updating(Changing):
         done = session.execute(update(Setting).values(value="2"))
         assert done.rowcount == 1
         assert session.get(Setting, "u").value == "2"
+        # SQLAlchemy takes no rows for no parameters.
+        session.execute(update(Setting.__table__).values(value="3"), [])
+        session.expire_all()
+        assert session.get(Setting, "u").value == "3"
         assert log.take() == {}
 
     @pytest.mark.parametrize(
