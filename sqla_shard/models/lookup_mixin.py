@@ -159,6 +159,7 @@ class LookupMixin:
             :func:`~sqla_shard.scatter`.
         :returns: the ids by key, as the keys were given; keys that belong to
             no object are left out.
+        :raises InvalidKeyError: for a key that is not valid, or a single one.
         :raises ScatterTimeoutError: if a server does not respond in time.
         """
         table = table_with_keys(cls, session, unique=True, name="resolve_many()")

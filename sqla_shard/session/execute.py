@@ -125,7 +125,7 @@ def named_place(context: ORMExecuteState, session: ShardSession) -> Place | None
                 tables=_names(tables),
             )
     check(context.statement)
-    return session.places.place(keyspace, shard_id or 0)
+    return session.places.place(keyspace, 0 if shard_id is None else shard_id)
 
 
 def check_keyspace(

@@ -193,8 +193,9 @@ class Deleting(Changing):
 
     def test_textual(self, session, log, pins):
         made = text("UPDATE pins SET n = 5")
-        with pytest.raises(exc.ShardError):
-            session.execute(made, bind_arguments={"shard_id": 99})
+        for wrong in (99, "", False, 0.0, []):
+            with pytest.raises(exc.ShardError, match="shard"):
+                session.execute(made, bind_arguments={"shard_id": wrong})
         assert log.executions == ()
         session.execute(made, bind_arguments={"shard_id": 5})
         found = session.scalars(select(Pin.n).where(Pin.id.in_(pins)))
