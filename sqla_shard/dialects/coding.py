@@ -12,14 +12,17 @@ that SQLAlchemy caches what it has found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from functools import cache
+from itertools import chain
+from operator import is_
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
     Boolean,
+    Date,
     DateTime,
     Engine,
     Integer,
@@ -35,10 +38,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import (
-    BinaryExpression,
     BindParameter,
     Case,
     ClauseList,
+    CollectionAggregate,
     ColumnClause,
     ColumnElement,
     ExpressionClauseList,
@@ -72,7 +75,8 @@ _RETURNED = {
     **dict.fromkeys(("any_value", "first_value", "last_value"), _FIRST),
     **dict.fromkeys(("nth_value",), _FIRST),
 }
-_COMPARED = {"field": _ALL, "strcmp": _ALL}
+#: Functions that compare their arguments, and return none of them.
+_COMPARED = frozenset(["field", "strcmp"])
 #: Functions that compare their arguments.
 _COMPARING = frozenset(["field", "greatest", "least", "max", "min", "nullif", "strcmp"])
 #: Functions that read a text as a time of day: MySQL finds "20:24" in that of a
@@ -92,6 +96,9 @@ _COMPARISONS = frozenset(
         *(operators.is_distinct_from, operators.is_not_distinct_from),
     ]
 )
+_MEMBERSHIP = frozenset([operators.in_op, operators.not_in_op])
+#: Comparisons by ``op()``.
+_SIGNS = frozenset(["=", "<=>", "<>", "!=", "<", "<=", ">", ">="])
 
 
 def code_values(engine: Engine) -> None:
@@ -110,9 +117,11 @@ def encoded_type(element: Any) -> Any:
 
     :returns: None for all other expressions.
     """
-    if isinstance(element.type, Encoded):
-        return element.type
-    values = list(_values(element))
+    return element.type if isinstance(element.type, Encoded) else _type_of([element])
+
+
+def _type_of(elements: Iterable[Any]) -> Any:
+    values = list(_each(elements))
     found = _encoded(values)
     if found is None or not all(_may_be(value, found) for value in values):
         return None
@@ -125,21 +134,53 @@ def _may_be(value: Any, encoded: Any) -> bool:
         return not _may_be_stored(value, encoded)
     if isinstance(value, Null) or isinstance(value.type, Encoded):
         return True
-    if _has_moments(encoded) and isinstance(value.type, DateTime):
+    if _format(value) is not None:
+        return all(_may_be(one, encoded) for one in _each(_inner(value)))
+    kind = _kind_of_time(value)
+    if kind is not None and kind is _time_kept(encoded):
         return True
-    return _field_text(value, encoded) is not None
+    return _is_member(value, encoded)
 
 
-def _has_moments(encoded: Any) -> bool:
-    """Return whether a field stores moments as texts."""
+def _time_kept(encoded: Any) -> Any:
+    """Return date or datetime if a field stores these as texts, or None."""
     # Columns of another type need not have a type of Python.
-    return isinstance(encoded.impl, String) and encoded.python_type is datetime
+    is_text = encoded is not None and isinstance(encoded.impl, String)
+    kept = encoded.python_type if is_text else None
+    return kept if kept in (date, datetime) else None
+
+
+def _kind_of_time(value: Any) -> Any:
+    """Return date, datetime or time for a value of the server, or None."""
+    type_ = plain_type(getattr(value, "type", None))
+    is_time = isinstance(type_, (Date, DateTime, Time))
+    return type_.python_type if is_time else None
+
+
+def _time_text(value: Any, encoded: Any, *, is_strict: bool) -> Any:
+    """Return a time of the server as the text of a field.
+
+    :param is_strict: whether texts of two formats could be returned.
+    :raises UnsupportedStatementError: for a value that has no such text.
+    """
+    kind, kept = _kind_of_time(value), _time_kept(encoded)
+    if kind is None or isinstance(value, BindParameter) or _time_kept(_format(value)):
+        return value
+    if kind is kept:
+        return _MomentText(value) if kept is datetime or is_strict else value
+    if is_strict:
+        raise UnsupportedStatementError(
+            f"{encoded.label} beside a column of {kind.__name__}: their texts differ; "
+            "convert one of them, as by func.date() or func.timestamp()",
+            construct=encoded.label,
+        )
+    return value
 
 
 class _MomentText(ColumnElement[Any]):
     """A time of the server as the text of a field.
 
-    :param element: an expression of DATETIME or TIMESTAMP, in UTC.
+    :param element: an expression of DATE; or DATETIME or TIMESTAMP, in UTC.
     """
 
     __visit_name__ = "sqla_shard_moment_text"
@@ -152,13 +193,17 @@ class _MomentText(ColumnElement[Any]):
 
 @compiles(_MomentText, "mysql", "mariadb")
 def _moment_text(element: _MomentText, compiler: Any, **kw: Any) -> str:
-    form = compiler.render_literal_value("%Y-%m-%dT%H:%i:%s.%f+00:00", String())
+    is_date = _kind_of_time(element.element) is date
+    form = "%Y-%m-%d" if is_date else "%Y-%m-%dT%H:%i:%s.%f+00:00"
+    form = compiler.render_literal_value(form, String())
     return f"date_format({compiler.process(element.element, **kw)}, {form})"
 
 
 @compiles(_MomentText, "sqlite")
 def _moment_text_sqlite(element: _MomentText, compiler: Any, **kw: Any) -> str:
     value = compiler.process(element.element, **kw)
+    if _kind_of_time(element.element) is date:
+        return str(value)
     # Those of the server's clock have whole seconds.
     return f"substr(replace({value}, ' ', 'T') || '.000000', 1, 26) || '+00:00'"
 
@@ -181,6 +226,7 @@ class _FieldText(ColumnElement[Any]):
 
 @compiles(_FieldText)
 def _compiled_text(element: _FieldText, compiler: Any, **kw: Any) -> str:
+    dialect = compiler.dialect
     value = compiler.process(element.element, **kw)
     if element.stored is not None:
         cases = " WHEN ".join(
@@ -189,8 +235,10 @@ def _compiled_text(element: _FieldText, compiler: Any, **kw: Any) -> str:
             )
             for pair in element.stored.items()
         )
+        if is_mysql(dialect):
+            # Names that differ in case are equal for most collations.
+            value = f"CAST(CONVERT({value} USING utf8mb4) AS BINARY)"
         return f"CASE {value} WHEN {cases} END"
-    dialect = compiler.dialect
     if plain_type(element.element.type).native_uuid and dialect.supports_native_uuid:
         return f"CAST({value} AS CHAR)"
     parts = [f"substr({value}, {first}, {length})" for first, length in _PARTS_OF_UUID]
@@ -205,35 +253,26 @@ def _compiled_text(element: _FieldText, compiler: Any, **kw: Any) -> str:
 _PARTS_OF_UUID = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
 
 
-def _field_text(value: Any, encoded: Any) -> _FieldText | None:
-    """Return a value of a column as a field stores it; None if it is that.
-
-    :raises UnsupportedStatementError: if there are several.
-    """
+def _is_member(value: Any, encoded: Any) -> bool:
+    """Return whether a column has an enum or a UUID of the field's class."""
     type_ = plain_type(getattr(value, "type", None))
-    if isinstance(value, BindParameter) or not isinstance(type_, (Enum, Uuid)):
-        return None
-    stored = None
-    if isinstance(type_, Enum):
-        if type_.enum_class is None or type_.enum_class is not encoded.python_type:
-            return None
-        dialect = DefaultDialect()
-        read: Any = type_.result_processor(dialect, None)  # type: ignore[no-untyped-call]  # SQLAlchemy's
-        stored = {
-            text: encoded.process_bind_param(read(text), dialect)
-            for text in type_.enums
-        }
-        if all(text == code for text, code in stored.items()):
-            return None
-    elif encoded.python_type is not UUID:
-        return None
-    if isinstance(value, (ScalarSelect, SelectBase)):
-        raise UnsupportedStatementError(
-            f"a subquery beside {encoded.label} has a column of another format "
-            "than the field's; join its table instead",
-            construct="subquery",
-        )
-    return _FieldText(value, stored)
+    if isinstance(type_, Enum) and type_.enum_class is not None:
+        return type_.enum_class is encoded.python_type
+    return isinstance(type_, Uuid) and encoded.python_type is UUID
+
+
+def _member_text(value: Any, encoded: Any) -> Any:
+    """Return an enum or a UUID of a column as a field stores it."""
+    type_ = plain_type(value.type)
+    if isinstance(type_, Uuid):
+        return _FieldText(value)
+    dialect = DefaultDialect()
+    read: Any = type_.result_processor(dialect, None)
+    stored = {
+        text: encoded.process_bind_param(read(text), dialect) for text in type_.enums
+    }
+    is_alike = all(text == code for text, code in stored.items())
+    return value if is_alike else _FieldText(value, stored)
 
 
 def _may_be_stored(value: Any, encoded: Any) -> bool:
@@ -245,65 +284,54 @@ def _may_be_stored(value: Any, encoded: Any) -> bool:
     )
 
 
-def _values(element: Any) -> Iterator[Any]:
-    """Yield the expressions of whose values an expression has one."""
+# -- The parts of an expression.
+
+
+def _parts(element: Any) -> list[Any] | None:
+    """Return the parts of whose values an expression has one; None if it has none."""
     if isinstance(getattr(element, "type", None), Encoded):
-        yield element
-    elif isinstance(element, (FunctionFilter, Grouping, Label, Over, WithinGroup)):
-        yield from _values(element.element)
+        return None
+    if isinstance(element, (FunctionFilter, Grouping, Label, Over, WithinGroup)):
+        found = [getattr(element, _name_of_part(element))]
     elif isinstance(element, (ClauseList, ExpressionClauseList)):
-        yield from _each(element.clauses)
+        found = list(element.clauses)
     elif isinstance(element, Case):
-        yield from _each(_results(element))
-    elif isinstance(element, ScalarSelect):
-        yield from _inside(element, _values(element.element))
-    elif isinstance(element, SelectBase):
-        yield from _selected(element.selected_columns)
-    elif isinstance(element, FunctionElement) and (name_of(element) in _RETURNED):
-        yield from _each(list(element.clauses)[_RETURNED[name_of(element)]])
-    elif isinstance(element, ColumnClause) and private.proxies(element):
-        yield from _inside(element, _selected(private.proxies(element)))
+        found = _results(element)
+    elif isinstance(element, FunctionElement) and name_of(element) in _RETURNED:
+        found = list(element.clauses)[_RETURNED[name_of(element)]]
     else:
-        yield element
+        return None
+    return None if _is_of_columns(element, found) else found
 
 
-def _inside(element: Any, values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of a subquery, or itself if none has a field's format.
+def _name_of_part(element: Any) -> str:
+    return "func" if isinstance(element, FunctionFilter) else "element"
 
-    Times of the server that stand beside a field there are in its format.
+
+def _is_of_columns(element: Any, parts: Iterable[Any]) -> bool:
+    """Return whether an expression has no value but enums or UUIDs of columns.
+
+    It is converted as a whole: ``max()`` finds another value among the converted.
     """
-    found = list(values)
-    encoded = _encoded(found)
-    if encoded is None and not any(isinstance(one, BindParameter) for one in found):
-        yield element
-        return
-    for value in found:
-        if encoded is None or not _is_server_time(value, encoded):
-            yield value
+    members = (Enum, Uuid)
+    return isinstance(plain_type(getattr(element, "type", None)), members) and all(
+        isinstance(plain_type(value.type), members) and _format(value) is None
+        for value in _each(parts)
+    )
 
 
-def _each(elements: Iterable[Any]) -> Iterator[Any]:
-    for element in elements:
-        yield from _values(element)
-
-
-def _selected(columns: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values of columns of a subquery.
-
-    Those beside a field there are in its format: the subquery is compiled.
-    """
-    for column in columns:
-        values = list(_values(column))
-        found = _encoded(values)
-        for value in values:
-            if (
-                found is None
-                or not isinstance(value, BindParameter)
-                or _may_be_stored(value, found)
-            ):
-                yield value
-            else:
-                yield _retyped(value, Beside(value.type, found, True))
+def _with_parts(element: Any, parts: list[Any]) -> Any:
+    """Return a copy of an expression with other parts."""
+    if isinstance(element, FunctionElement):
+        arguments = list(element.clauses)
+        arguments[_RETURNED[name_of(element)]] = parts
+        return _with_arguments(element, arguments)
+    if isinstance(element, Case):
+        return _with_results(element, parts)
+    if isinstance(element, (ClauseList, ExpressionClauseList)):
+        return private.changed(element, clauses=parts)
+    name = "_element" if isinstance(element, Label) else _name_of_part(element)
+    return private.changed(element, **{name: parts[0]})
 
 
 def _results(case: Any) -> list[Any]:
@@ -311,10 +339,67 @@ def _results(case: Any) -> list[Any]:
     return found if case.else_ is None else [*found, case.else_]
 
 
+def _with_results(case: Any, results: list[Any]) -> Any:
+    whens = [(one, new) for (one, _), new in zip(case.whens, results, strict=False)]
+    else_ = None if case.else_ is None else results[-1]
+    return private.changed(case, whens=whens, else_=else_)
+
+
+def _with_arguments(function: Any, arguments: list[Any]) -> Any:
+    clauses = private.changed(function.clause_expr.element, clauses=arguments)
+    grouping = private.changed(function.clause_expr, element=clauses)
+    return private.changed(function, clause_expr=grouping)
+
+
+def _values(element: Any) -> Iterator[Any]:
+    """Yield the expressions of whose values an expression has one."""
+    parts = _parts(element)
+    if parts is None:
+        yield element
+    else:
+        yield from _each(parts)
+
+
+def _each(elements: Iterable[Any]) -> Iterator[Any]:
+    for element in elements:
+        yield from _values(element)
+
+
+def _with_values(element: Any, values: Iterator[Any]) -> Any:
+    """Return a copy of an expression with other values.
+
+    :param values: yields the new values in the order of :func:`_values`.
+    """
+    parts = _parts(element)
+    if parts is None:
+        return next(values)
+    return _with_parts(element, [_with_values(part, values) for part in parts])
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    """Return the columns that a subquery, or a column of one, stands for."""
+    if isinstance(value, ScalarSelect):
+        return _inner(value.element)
+    if isinstance(value, CollectionAggregate):
+        return _inner(_ungrouped(value.element))
+    if isinstance(value, SelectBase):
+        return list(value.selected_columns)
+    is_column = isinstance(value, ColumnClause)
+    return list(private.proxies(value)) if is_column else ()
+
+
+def _format(value: Any) -> Any:
+    """Return the type of the field in whose format a value is, or None.
+
+    The values beside a field in a subquery are in its format: it is compiled.
+    """
+    type_ = getattr(value, "type", None)
+    return type_ if isinstance(type_, Encoded) else _encoded(_each(_inner(value)))
+
+
 def _encoded(values: Iterable[Any]) -> Any:
-    """Return the type of the first of some expressions that has one."""
-    types = (getattr(value, "type", None) for value in values)
-    return next((t for t in types if isinstance(t, Encoded)), None)
+    """Return the type of the first of some values that is in a field's format."""
+    return next((t for value in values if (t := _format(value)) is not None), None)
 
 
 class _Compiler(SQLCompiler):
@@ -324,36 +409,31 @@ class _Compiler(SQLCompiler):
         """Compile a function."""
         visit: Any = super().visit_function
         found = _coded_function(func)
-        if name_of(found) in _READING_TIMES:
-            found = self._with_time(found, found.clauses)
+        if name_of(found) in _READING_TIMES and is_mysql(self.dialect):
+            arguments = [_as_moment(part) for part in found.clauses]
+            found = _with_arguments(found, arguments)
         return str(visit(found, *args, **kw))
 
     def visit_cast(self, cast: Any, **kw: Any) -> str:
         """Compile CAST."""
         visit: Any = super().visit_cast
-        if isinstance(cast.type, Time):
-            cast = self._with_time(cast, [cast.clause])
+        if isinstance(cast.type, Time) and is_mysql(self.dialect):
+            cast = private.changed(cast, clause=_as_moment(cast.clause))
         return str(visit(cast, **kw))
-
-    def _with_time(self, element: Any, parts: Iterable[Any]) -> Any:
-        """Return what reads a time, with the moments of fields as DATETIME."""
-        if not is_mysql(self.dialect):
-            return element
-        swaps = {
-            id(part): Function("timestamp", part)
-            for part in parts
-            if getattr(encoded_type(part), "python_type", None) in (date, datetime)
-        }
-        return _swapped(element, swaps, set()) if swaps else element
 
     def visit_case(self, clause: Any, **kw: Any) -> str:
         """Compile CASE."""
         visit: Any = super().visit_case
-        found = _coded(clause, _results(clause), chosen=True)
+        results = _coded(_results(clause), chosen=True)
+        if results is not None:
+            clause = _with_results(clause, results)
         if clause.value is not None:
-            conditions = [clause.value, *(one for one, _ in clause.whens)]
-            found = _coded(found, conditions, compares="CASE")
-        return str(visit(found, **kw))
+            compared = [clause.value, *(one for one, _ in clause.whens)]
+            coded = _coded(compared, compares="CASE", converts=True)
+            value, *conditions = coded or compared
+            whens = list(zip(conditions, (one for _, one in clause.whens), strict=True))
+            clause = private.changed(clause, value=value, whens=whens)
+        return str(visit(clause, **kw))
 
     def visit_binary(self, binary: Any, *args: Any, **kw: Any) -> str:
         """Compile an operator."""
@@ -365,14 +445,27 @@ class _Compiler(SQLCompiler):
     def visit_compound_select(self, cs: Any, *args: Any, **kw: Any) -> str:
         """Compile UNION and the like.
 
-        :raises UnsupportedStatementError: for a value beside a field.
+        :raises UnsupportedStatementError: for another format beside a field.
         """
-        for column in zip(
-            *(select.selected_columns for select in cs.selects), strict=False
-        ):
-            _check_union(column, cs.keyword)
+        selected = (select.selected_columns for select in cs.selects)
+        found = list(zip(*selected, strict=False))
+        for columns in found:
+            _coded((), fixed=columns, construct=cs.keyword.value, chosen=True)
         visit: Any = super().visit_compound_select
-        return str(visit(cs, *args, **kw))
+        known = len(self._result_columns)
+        text = str(visit(cs, *args, **kw))
+        if len(self._result_columns) == known + len(found):
+            for place, columns in enumerate(found, known):
+                self._give_type(place, columns)
+        return text
+
+    def _give_type(self, place: int, columns: Iterable[Any]) -> None:
+        """Give a result the type of a field that all of its values have."""
+        found = _type_of(columns)
+        if found is not None:
+            self._result_columns[place] = self._result_columns[place]._replace(
+                type=found
+            )
 
     def _label_select_column(
         self, select: Any, column: Any, *args: Any, **kw: Any
@@ -381,22 +474,34 @@ class _Compiler(SQLCompiler):
         known = len(self._result_columns)
         text = label(select, column, *args, **kw)
         if len(self._result_columns) == known + 1:
-            found = encoded_type(column)
-            if found is not None:
-                last = self._result_columns[-1]
-                self._result_columns[-1] = last._replace(type=found)
+            self._give_type(known, [column])
         return text
+
+
+def _as_moment(part: Any) -> Any:
+    """Return what reads a time, with the moments of a field as DATETIME."""
+    kind = getattr(encoded_type(part), "python_type", None)
+    return Function("timestamp", part) if kind in (date, datetime) else part
 
 
 def _coded_function(func: Any) -> Any:
     """Return a function with its values in the format of their field."""
     name, arguments = name_of(func), list(func.clauses)
-    part = _RETURNED.get(name, _COMPARED.get(name))
-    if part is None:
-        return _coded(func, arguments, is_own=False)
-    compares = name if name in _COMPARING and len(arguments) > 1 else None
-    chosen = name in _RETURNED
-    return _coded(func, arguments[part], compares=compares, chosen=chosen)
+    options: dict[str, Any] = {}
+    if name in _COMPARING and len(arguments) > 1:
+        options["compares"] = name
+    if name in _RETURNED:
+        options["chosen"] = True
+    elif name in _COMPARED:
+        options["converts"] = True
+    else:
+        options["is_own"] = False
+    part = _RETURNED.get(name, slice(None))
+    coded = _coded(arguments[part], **options)
+    if coded is None:
+        return func
+    arguments[part] = coded
+    return _with_arguments(func, arguments)
 
 
 def _coded_binary(binary: Any, *, converts: bool) -> Any:
@@ -404,22 +509,43 @@ def _coded_binary(binary: Any, *, converts: bool) -> Any:
 
     :param converts: whether to convert times of the server, too.
     """
+    sign = getattr(binary.operator, "opstring", None)
+    is_own = binary.operator in _COMPARISONS or sign in _SIGNS
+    name = sign or getattr(binary.operator, "__name__", str(binary.operator))
+    options: dict[str, Any] = {"is_own": is_own, "converts": converts and is_own}
+    options["compares"] = name if is_own else None
     left, right = map(_ungrouped, (binary.left, binary.right))
-    is_own = binary.operator in _COMPARISONS
-    name = getattr(binary.operator, "__name__", str(binary.operator))
-    if isinstance(left, Tuple) and isinstance(right, BindParameter):
+    is_tuple = isinstance(left, Tuple)
+    if is_tuple and isinstance(right, BindParameter):
         return _with_tuples(binary, left, right)
-    if isinstance(left, Tuple) and isinstance(right, Tuple):
-        for pair in zip(left.clauses, right.clauses, strict=False):
-            binary = _coded(binary, pair, compares=name)
+    if isinstance(right, (CollectionAggregate, SelectBase)) or (
+        isinstance(right, ScalarSelect) and (is_tuple or binary.operator in _MEMBERSHIP)
+    ):
+        lefts = list(left.clauses) if is_tuple else [binary.left]
+        for place, column in enumerate(_inner(right)):
+            coded = _coded(lefts[place : place + 1], fixed=[column], **options)
+            lefts[place : place + 1] = coded or lefts[place : place + 1]
+        new = private.changed(left, clauses=lefts) if is_tuple else lefts[0]
+        return private.changed(binary, left=new)
+    if is_tuple:
+        is_list = not isinstance(right, Tuple)
+        rows = [left, *(map(_ungrouped, right.clauses) if is_list else [right])]
+        columns = [
+            _coded(column, **options) or column
+            for column in zip(*(row.clauses for row in rows), strict=False)
+        ]
+        left, *others = (
+            private.changed(row, clauses=list(clauses))
+            for row, *clauses in zip(rows, *columns, strict=True)
+        )
+        right = (
+            ClauseList(*others).self_group(binary.operator) if is_list else others[0]
+        )
+        return private.changed(binary, left=left, right=right)
+    coded = _coded([binary.left, binary.right], **options)
+    if coded is None:
         return binary
-    return _coded(
-        binary,
-        (left, right),
-        is_own=is_own,
-        compares=name if is_own else None,
-        chosen=converts and is_own,
-    )
+    return private.changed(binary, left=coded[0], right=coded[1])
 
 
 def _ungrouped(element: Any) -> Any:
@@ -429,87 +555,78 @@ def _ungrouped(element: Any) -> Any:
 
 
 def _coded(
-    element: Any,
-    parts: Iterable[Any],
+    parts: Sequence[Any],
     *,
+    fixed: Iterable[Any] = (),
+    construct: str = "subquery",
     is_own: bool = True,
     compares: str | None = None,
     chosen: bool = False,
-) -> Any:
-    """Return an expression with values in the format of the field beside them.
+    converts: bool = False,
+) -> list[Any] | None:
+    """Return expressions with values in the format of the field beside them.
 
-    :param parts: parts of the expression that are compared, or of which it
-        returns one.
+    :param parts: what is compared, or of which an expression returns one.
+    :param fixed: columns of other SELECTs beside them, which cannot be changed.
+    :param construct: what has these SELECTs.
     :param is_own: see :meth:`Encoded.encodes`.
     :param compares: the name of what compares them.
-    :param chosen: whether times of the server are converted, too, because it
-        returns one of the parts.
-    :raises UnsupportedStatementError: if they cannot be compared.
+    :param chosen: whether an expression returns one of them.
+    :param converts: whether times of the server are converted, too, as they are
+        where one is returned.
+    :returns: None if nothing has to be changed.
+    :raises UnsupportedStatementError: if a value cannot be in that format.
     """
     values = list(_each(parts))
-    found = _encoded(values)
-    if found is None and any(map(_is_unknown, values)):
+    columns = [list(_values(column)) for column in fixed]
+    beside = [*values, *chain.from_iterable(columns)]
+    found = _encoded(beside)
+    if found is None and any(map(_is_unknown, beside)):
         # ``func.lower(Pin.color) == Color.RED``
-        is_own, found = False, _encoded_inside(values)
+        is_own, found = False, _encoded_inside(beside)
     if found is None:
-        return element
-    swaps: dict[int, Any] = {
-        id(value): _retyped(value, Beside(value.type, found, is_own))
-        for value in values
-        if isinstance(value, BindParameter)
-        and not isinstance(value.type, (Beside, Encoded))
-    }
-    if chosen:
-        swaps |= _moment_texts(element, values, found)
-    if chosen or compares is not None:
-        texts = {id(value): _field_text(value, found) for value in values}
-        swaps |= {key: text for key, text in texts.items() if text is not None}
-    if not swaps:
-        return element
-    if compares is not None and not found.is_compared:
-        raise found.refusal(compares)
-    done: set[int] = set()
-    element = _swapped(element, swaps, done)
-    for value in values:
-        if id(value) in swaps.keys() - done and not _may_be_stored(value, found):
-            raise _unreachable("subquery", found)
-    return element
-
-
-def _moment_texts(
-    element: Any, values: list[Any], found: Any
-) -> dict[int, _MomentText]:
-    """Return texts for the times of the server that stand beside a moment.
-
-    Texts of two formats would be compared, and could not be read.
-
-    :param found: the type of the first of the values that has such a type.
-    :raises UnsupportedStatementError: if an element would return another type.
-    """
-    types = [getattr(value, "type", None) for value in values]
-    fields = [t for t in types if isinstance(t, Encoded) and _has_moments(t)]
-    is_comparison = isinstance(element, BinaryExpression)
-    if fields and found not in fields and not is_comparison:
+        return None
+    times = next((t for t in map(_format, beside) if _time_kept(t)), None)
+    # Not for a column alone, whose index is used; a function of it and of a text
+    # returns a text.
+    converts = converts or len(values) > len(parts)
+    if chosen and times is not None and not _time_kept(found):
         raise UnsupportedStatementError(
-            f"{fields[0].label} stands behind a column of another format, which "
+            f"{times.label} stands behind a column of another format, which "
             "the server would return for both; name the field first",
             construct="coalesce()",
         )
-    return {
-        id(value): _MomentText(value)
-        for value in values
-        if fields and _is_server_time(value, fields[0])
-    }
 
+    def changed(value: Any) -> Any:
+        if isinstance(value, BindParameter):
+            if isinstance(value.type, (Beside, Encoded)):
+                return value
+            return _retyped(value, Beside(value.type, found, is_own))
+        is_member = _is_member(value, found)
+        if _format(value) is None and not is_member and _binds(value, found):
+            raise _unreachable(construct, found)
+        if times is not None and (chosen or converts):
+            return _time_text(value, times, is_strict=chosen)
+        if is_member and _format(value) is None and (chosen or compares is not None):
+            return _member_text(value, found)
+        return value
 
-def _is_server_time(value: Any, encoded: Any) -> bool:
-    """Return whether a value is a time that a field stores as a text."""
-    type_ = getattr(value, "type", None)
-    return (
-        _has_moments(encoded)
-        and isinstance(plain_type(type_), DateTime)
-        and not isinstance(value, BindParameter)
-    )
+    for column in columns:
+        for value in column if _encoded(column) is None else ():
+            is_date = times is not None and _kind_of_time(value) is date
+            if (
+                changed(value) is not value
+                and not _is_stored(value, found)
+                and not is_date
+            ):
+                raise _unreachable(construct, found)
+    new = [changed(value) for value in values]
+    if all(map(is_, new, values)):
+        return None
+    if compares is not None and not found.is_compared:
+        raise found.refusal(compares)
+    replacing = iter(new)
+    return [_with_values(part, replacing) for part in parts]
 
 
 def _is_unknown(value: Any) -> bool:
@@ -523,11 +640,27 @@ def _encoded_inside(values: Iterable[Any]) -> Any:
     return found if found is not None and found.is_compared else None
 
 
+def _binds(value: Any, encoded: Any) -> bool:
+    """Return whether a subquery has a parameter that is not in a field's format."""
+    return any(
+        (isinstance(one, BindParameter) and not _is_stored(one, encoded))
+        or _binds(one, encoded)
+        for one in _each(_inner(value))
+    )
+
+
+def _is_stored(value: Any, encoded: Any) -> bool:
+    """Return whether a value of another SELECT may be in a field's format."""
+    return isinstance(value, BindParameter) and (
+        isinstance(value.type, (Beside, Encoded)) or _may_be_stored(value, encoded)
+    )
+
+
 def _unreachable(construct: str, encoded: Any) -> UnsupportedStatementError:
     return UnsupportedStatementError(
-        f"a value in a {construct} that stands beside {encoded.label} would "
-        "be sent in another format than the field's; give it the type of the "
-        f"field, literal(value, {encoded.label}.type)",
+        f"a {construct} beside {encoded.label} has a column or a value of "
+        "another format than the field's: join the table of the column instead; "
+        f"give a value the type of the field, literal(value, {encoded.label}.type)",
         construct=construct,
     )
 
@@ -546,8 +679,7 @@ def _with_tuples(binary: Any, left: Any, right: Any) -> Any:
     ]
     if not any(isinstance(one, Beside) for one in types):
         return binary
-    swaps = {id(right): _retyped(right, TupleType(*types))}
-    return _swapped(binary, swaps, set())
+    return private.changed(binary, right=_retyped(right, TupleType(*types)))
 
 
 def _retyped(value: Any, type_: Any) -> Any:
@@ -555,33 +687,6 @@ def _retyped(value: Any, type_: Any) -> Any:
     found = private.renamed(value)
     found.type = type_
     return found
-
-
-def _swapped(element: Any, swaps: Mapping[int, Any], done: set[int]) -> Any:
-    """Return a copy of an expression with other values in it.
-
-    :param swaps: the new values, by the id of the old one.
-    :param done: receives the ids of those that were found.
-    """
-
-    def swap(part: Any, **kw: Any) -> Any:
-        if id(part) in swaps:
-            done.add(id(part))
-            return swaps[id(part)]
-        return private.copied(part, swap) if isinstance(part, _COPIED) else part
-
-    return private.copied(element, swap)
-
-
-_COPIED = (
-    Case,
-    ClauseList,
-    ExpressionClauseList,
-    FunctionElement,
-    Grouping,
-    Label,
-    Over,
-)
 
 
 class Beside(UserDefinedType[Any]):
@@ -624,17 +729,3 @@ class Beside(UserDefinedType[Any]):
             return value if own is None else own(value)
 
         return process
-
-
-def _check_union(columns: Iterable[Any], keyword: Any) -> None:
-    """Refuse a value that stands below or above a field in a UNION.
-
-    :raises UnsupportedStatementError: if there is one.
-    """
-    values = list(_selected(columns))
-    found = _encoded(values)
-    for value in values if found is not None else ():
-        if isinstance(value, BindParameter) and not (
-            isinstance(value.type, (Beside, Encoded)) or _may_be_stored(value, found)
-        ):
-            raise _unreachable(keyword.value, found)

@@ -167,14 +167,12 @@ def cache_key(statement: Any) -> Any:
     return statement._generate_cache_key()
 
 
-def copied(element: Any, clone: Callable[..., Any]) -> Any:
-    """Return a copy of an element with copies of its parts (1.3).
-
-    :param clone: returns the copy of a part.
-    """
-    made = element._clone()
-    made._copy_internals(clone=clone)
-    return made
+def changed(element: Any, /, **parts: Any) -> Any:
+    """Return a copy of an element with other parts (1.3)."""
+    found = element._clone()
+    for name, part in parts.items():
+        setattr(found, name, part)
+    return found
 
 
 def renamed(parameter: Any) -> Any:
