@@ -97,6 +97,10 @@ class VerifyState(JsonObject):
     :ivar after: position of the last row that was read on this shard; None at
         its start.
     :ivar suspects: findings to check a second time, the oldest first.
+    :ivar unconfirmed: those that could not be checked a second time; the next
+        run does that.
+    :ivar repairs: findings to repair.  A run that was interrupted may have
+        repaired some of them.
     :ivar unreachable: shards that could not be read, to retry at the end.
     :ivar tallies: the findings so far.
     :ivar seconds: duration so far in seconds.
@@ -106,6 +110,8 @@ class VerifyState(JsonObject):
     shard_id: int = 0
     after: Any = None
     suspects: list[Suspect] = field(default_factory=list)
+    unconfirmed: list[Suspect] = field(default_factory=list)
+    repairs: list[Suspect] = field(default_factory=list)
     unreachable: list[UnreachableShard] = field(default_factory=list)
     tallies: dict[str, Tally] = field(default_factory=dict)
     seconds: float = 0.0
@@ -116,9 +122,8 @@ class VerifyState(JsonObject):
             "check": self.check,
             "shard_id": self.shard_id,
             "after": self.after,
-            "suspects": [
-                {**vars(one), "finding": vars(one.finding)} for one in self.suspects
-            ],
+            "suspects": _findings(self.suspects + self.unconfirmed),
+            "repairs": _findings(self.repairs),
             "unreachable": [vars(one) for one in self.unreachable],
             "tallies": {
                 name: {**vars(tally), "findings": [vars(one) for one in tally.findings]}
@@ -126,6 +131,10 @@ class VerifyState(JsonObject):
             },
             "seconds": self.seconds,
         }
+
+
+def _findings(suspects: Iterable[Suspect]) -> list[dict[str, Any]]:
+    return [{**vars(one), "finding": vars(one.finding)} for one in suspects]
 
 
 class AnyState(Protocol):
@@ -286,9 +295,8 @@ class Run:
         #: The errors of servers that do not respond, by server.
         self._down: dict[str, Cause] = {}
         self._waits = True
-        #: Findings that could not be checked a second time.
-        self._unconfirmed: list[Suspect] = []
-        #: The shards of these findings, and of repairs that failed.
+        #: The shards of findings that could not be checked a second time, and
+        #: of repairs that failed.
         self._unrepaired: list[UnreachableShard] = []
 
     def run(self, skipped: Mapping[str, str] | None = None) -> VerifyReport:
@@ -304,16 +312,16 @@ class Run:
             state.tallies.setdefault(check.subject, Tally())
         self._counted = time.monotonic()
         self._throttle = self._pace.throttle()
+        self._repair_all(are_new=False)
         while state.check < len(self._checks):
             self._scan(self._checks[state.check])
             state.check, state.shard_id = state.check + 1, 0
         self._read_the_rest()
         while state.suspects:
             self._wait_for_suspects()
-        state.suspects = self._unconfirmed
         self._count_time()
         if self._file is not None:
-            if state.unreachable or state.suspects:
+            if state.unreachable or state.unconfirmed:
                 self._file.save(state)
             else:
                 self._file.remove()
@@ -344,6 +352,7 @@ class Run:
         self._check_again(time.time())
         while len(self._state.suspects) > _MOST_SUSPECTS:
             self._wait_for_suspects()
+        self._repair_all()
         self._save(must=count > 0)
         self._throttle.take(count)
 
@@ -417,14 +426,17 @@ class Run:
 
     def _read_the_rest(self) -> None:
         """Retry the unreachable shards of this run and of an earlier one."""
-        left, self._state.unreachable = self._state.unreachable, []
+        # A shard remains in the position until it is read.
+        left = self._state.unreachable
         self._down.clear()
-        while left:
-            one = left.pop(0)
-            check, limit = self._checks[one.check], self._pace.limit
-            after, count = one.after, limit
+        for _ in range(len(left)):
+            one, limit = left[0], self._pace.limit
+            check, after, count = self._checks[one.check], one.after, limit
             while count == limit:
                 count, after = self._page(check, one.shard_id, after, limit)
+                left[0] = replace(one, after=after)
+                if count < limit:
+                    del left[0]
                 self._after_page(check, one.shard_id, count)
 
     def _server(self, one: UnreachableShard) -> UnreachableServer:
@@ -449,6 +461,7 @@ class Run:
         due = self._due(self._state.suspects[0], time.time())
         self._never.wait(max(0.0, due - time.time()))
         self._check_again(due)
+        self._repair_all()
         self._save(must=True)
 
     def _due(self, suspect: Suspect, now: float) -> float:
@@ -481,7 +494,7 @@ class Run:
             place = self._place(check, shard_id)
             self._unrepaired.append(self._record_error(check, place, error))
             number, seen = self._checks.index(check), time.time()
-            self._unconfirmed += [
+            self._state.unconfirmed += [
                 Suspect(check=number, finding=one, seen=seen) for one in findings
             ]
             return
@@ -495,17 +508,39 @@ class Run:
         self._add_findings(check, others)
 
     def _conclude(self, check: Check, finding: Finding) -> None:
-        """Count a confirmed finding, and repair it if its kind is selected."""
-        counted: Finding | None = finding
+        """Count a confirmed finding, or repair it soon if its kind is selected."""
         if finding.kind in self._repair:
-            outcome = self._repair_row(check, finding)
+            self._state.repairs.append(
+                Suspect(
+                    check=self._checks.index(check), finding=finding, seen=time.time()
+                )
+            )
+        else:
+            self._tally(check).count(finding)
+
+    def _repair_all(self, *, are_new: bool = True) -> None:
+        """Repair the confirmed findings, and count them.
+
+        They are in the position before: what is repaired is not found again.
+
+        :param are_new: whether no other run has begun to repair them.
+        """
+        repairs = self._state.repairs
+        if repairs:
+            self._save(must=True)
+        for one in repairs:
+            check = self._checks[one.check]
+            outcome = self._repair_row(check, one.finding, is_new=are_new)
             counted = outcome.left
             if outcome.repaired:
-                counted = replace(finding, repaired=True)
-        if counted is not None:
-            self._tally(check).count(counted)
+                counted = replace(one.finding, repaired=True)
+            if counted is not None:
+                self._tally(check).count(counted)
+        repairs.clear()
 
-    def _repair_row(self, check: Check, finding: Finding) -> RepairOutcome:
+    def _repair_row(
+        self, check: Check, finding: Finding, *, is_new: bool
+    ) -> RepairOutcome:
         """Repair a row, with retries while the outcome is unknown.
 
         A repair checks the row under a lock, so it is idempotent.
@@ -540,7 +575,7 @@ class Run:
                         detail=f"{unreachable.server}: {unreachable.cause.reason}",
                     )
                 )
-            if lost is not None and outcome.left is None:
+            if (lost is not None or not is_new) and outcome.left is None:
                 return RepairOutcome.succeeded()
             return outcome
         # The run continues: other rows can be repaired.

@@ -17,6 +17,8 @@ from sqla_shard.models import normalization
 from sqla_shard.models.lookup_table import shard_of
 from sqla_shard.types.columns import LookupKey
 from sqla_shard.upkeep import delete_abandoned, open_claims, verify_lookups
+from sqla_shard.upkeep.lookups import KeyRepair
+from sqla_shard.upkeep.run import PositionFile
 from tests.models.layouts import pack
 from tests.models.verify_models import (
     Account,
@@ -635,6 +637,63 @@ class Resuming:
         with pytest.raises(KeyboardInterrupt):
             verify(cluster, grace=60, position=file, on_progress=stop)
         assert counts(verify(cluster, position=file)) == {"dangling": 1}
+
+    def test_repairs_of_a_run_that_died_are_reported(
+        self, cluster, tmp_path, monkeypatch
+    ):
+        file = tmp_path / "position.json"
+        for i in range(3):
+            plant(cluster, AccountName, f"{i}", missing_account(i))
+        repair = KeyRepair.repair
+
+        def repair_and_die(*args: Any) -> None:
+            repair(*args)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(KeyRepair, "repair", repair_and_die)
+            with pytest.raises(KeyboardInterrupt):
+                verify(cluster, repair=True, position=file)
+        assert len(everything(cluster)) == 2
+        found = verify(cluster, repair=True, position=file)
+        assert counts(found) == {"dangling": 3}
+        assert found.repaired("dangling") == 3
+
+    def test_shards_that_are_left_survive_an_interruption(
+        self, cluster, tmp_path, monkeypatch
+    ):
+        file = tmp_path / "position.json"
+        for i in range(20):
+            plant(cluster, AccountName, f"{i}", missing_account(i))
+        save = PositionFile.save
+
+        def save_and_die(*args: Any) -> None:
+            save(*args)
+            raise KeyboardInterrupt
+
+        def verify_names() -> Any:
+            options = {"batch": 2, "grace": 0.0, "position": file}
+            return verify_lookups(cluster, [AccountName], **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PositionFile, "save", save_and_die)
+            with pytest.raises(KeyboardInterrupt):
+                verify_names()
+            # As after a run whose server did not respond.
+            document = json.loads(file.read_text())
+            left = {"check": 0, "after": None, "server": "server1"}
+            cause = ["it is down", 2003, False]
+            document["state"] = {
+                "check": 1,
+                "unreachable": [
+                    {**left, "cause": cause, "shard_id": i} for i in range(MODULUS)
+                ],
+            }
+            file.write_text(json.dumps(document))
+            for _ in range(3):
+                with pytest.raises(KeyboardInterrupt):
+                    verify_names()
+        assert counts(verify_names()) == {"dangling": 20}
 
     @pytest.mark.parametrize(
         ("other", "names"),
