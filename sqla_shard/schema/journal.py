@@ -27,22 +27,25 @@ skipped statement is -1.
 An error that the journal raises in a revision is raised again at its end, in
 case the revision has caught it.
 
-Shards have the same rows: until a revision queries the database, or asks for its
-shard, it can send nothing that depends on the shard.  So far every shard gets the
-statements of the first one with its parameters, also where Python's ``uuid4()``
-or ``now()`` make others, and a shard that would get another statement is refused.
+Shards get the same rows.  As long as the results of its statements are those of the
+first shard of the run, and it has not asked for its shard, the code of a revision
+cannot send anything that depends on the shard.  So far times and UUIDs that it
+computes are those of the first shard, and any other difference is refused.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import date, datetime, time
 from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from sqlalchemy import bindparam, Connection, delete, event, insert, update
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import DDL
@@ -102,20 +105,31 @@ class UnfinishedError(InDoubtError):
 _DATABASE = "\0"
 
 
+class Sent(NamedTuple):
+    """One statement that the code of a revision has sent.
+
+    :ivar text: the statement, without the name of the database.
+    :ivar parameters: its parameters.
+    :ivar result: the rows of a query as a digest, or row count and last id.
+    """
+
+    text: str | None
+    parameters: Any = None
+    result: Any = None
+
+
 class FirstSent(NamedTuple):
     """Statements that the code of a revision sent to the first shard of a run.
 
     :ivar server: kind and version of the server: another one may get other
         statements.
-    :ivar statements: the statements and their parameters until the revision
-        queried the database or asked for its shard.  Parameters with the name of
-        the database are None.
-    :ivar is_whole: whether these are all statements of the revision.
+    :ivar database: the name of its database.
+    :ivar statements: those before one that may be another for each shard.
     """
 
     server: tuple[Any, ...]
-    statements: list[tuple[str, Any]]
-    is_whole: bool
+    database: str
+    statements: list[Sent]
 
 
 class Journal:
@@ -165,7 +179,7 @@ class Journal:
         self._names: set[str] | None = None
         self._rolls_back: bool | None = None
         self._first: FirstSent | None = None
-        self._alike: list[tuple[str, Any]] = []
+        self._alike: list[Sent] = []
         self._may_differ = False
 
     def enter(self, database: str) -> None:
@@ -194,6 +208,7 @@ class Journal:
         self._reset()
         self._direction, self._revision, self._first = direction, revision, first
         if self.entries:
+            self.differ()  # those that are skipped have no results
             self._resume(last_sent(self.entries))
         self._listening = True
 
@@ -253,9 +268,8 @@ class Journal:
             raise self._refused
         if self._number < len(self._skipped):
             raise self._changed(self._skipped[self._number])
-        first = self._first
-        if first is not None and first.is_whole and not self._may_differ:
-            self._check_alike(first, None)
+        if not self._may_differ:
+            self._as_first(None, None)
 
     def differ(self) -> None:
         """Note that what follows may be another statement on another shard."""
@@ -264,7 +278,7 @@ class Journal:
     @property
     def first_sent(self) -> FirstSent:
         """Statements that the revision has sent, for the other shards of the run."""
-        return FirstSent(self._server, self._alike, not self._may_differ)
+        return FirstSent(self._server, self._database, self._alike)
 
     @property
     def _server(self) -> tuple[Any, ...]:
@@ -431,6 +445,8 @@ class Journal:
 
         def run(parameters: Any) -> None:
             method(cursor, statement, *([parameters] if given else []), context)
+            if not self._may_differ:
+                self._compare(cursor, context)
 
         return self._handle(
             statement, given[0] if given else None, run, many=name == "do_executemany"
@@ -451,13 +467,17 @@ class Journal:
         self._is_many = many
         properties = read(statement)
         try:
-            parameters = self._as_first(statement, parameters, properties)
+            if not self._may_differ:
+                parameters = self._as_first(statement, parameters)
             number = self._next_number(statement, parameters, properties)
         except (Interrupted, SchemaError) as refusal:
             self._refused = refusal
             raise
         if number is None:
-            return None
+            if self._may_differ:
+                return None
+            run(parameters)
+            return True
         if number < len(self._skipped):
             return True
         with self._unrecorded():
@@ -487,7 +507,9 @@ class Journal:
         self.has_session_state |= properties.changes_session
         if properties.effect is Effect.READS or properties.returns_rows:
             self._check_reading(statement)
-            self._has_read = self._may_differ = True
+            self._has_read = True
+            # SQLAlchemy may read the rows of RETURNING from the cursor.
+            self._may_differ |= properties.returns_rows
         if properties.effect is Effect.TABLES and not parameters:
             self.sent.append(statement)
         else:
@@ -510,46 +532,80 @@ class Journal:
             raise Interrupted
         return number
 
-    def _as_first(
-        self, statement: str, parameters: Any, properties: StatementProperties
-    ) -> Any:
-        """Return the parameters that the first shard was sent.
-
-        :raises SchemaError: if it was sent another statement.
-        """
-        is_apart = properties.effect in (Effect.READS, Effect.SESSION)
-        if self._may_differ or is_apart:
-            return parameters
-        text = statement.replace(self._database, _DATABASE)
-        has_name = self._database in repr(parameters)
-        self._alike.append((text, None if has_name else parameters))
-        if self._first is None or not self._check_alike(self._first, text):
-            return parameters
-        _, sent = self._first.statements[len(self._alike) - 1]
-        return parameters if sent is None or has_name else sent
-
-    def _check_alike(self, first: FirstSent, text: str | None) -> bool:
-        """Return whether a statement is the one that the first shard was sent.
+    def _as_first(self, text: str | None, parameters: Any) -> Any:
+        """Return the parameters for a statement, which may be the first shard's.
 
         :param text: the statement; None at the end of the revision.
-        :raises SchemaError: if it is not, on a server of the same version.
+        :raises SchemaError: if the first shard was sent another statement.
         """
-        sent = [*(one for one, _ in first.statements), *[None] * first.is_whole]
-        at = len(self._alike) - (text is not None)
-        if at >= len(sent) or sent[at] == text:
-            return at < len(sent)
-        if first.server != self._server:
+        ours = Sent(text if text is None else self._without_name(text), parameters)
+        at = len(self._alike)
+        self._alike.append(ours)
+        if self._first is None or at >= len(self._first.statements):
+            return parameters
+        theirs = self._first.statements[at]
+        if ours.text == theirs.text:
+            return self._value(parameters, theirs.parameters, self._first.database)
+        if self._first.server == self._server:
+            raise self._other(ours.text, theirs.text)
+        self.differ()
+        return parameters
+
+    def _value(self, ours: Any, theirs: Any, name: str) -> Any:
+        """Return a parameter: the first shard's, or ours with our name in it.
+
+        :param name: the name of the first shard's database.
+        :raises SchemaError: if they differ, and are no times and no UUIDs.
+        """
+        if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+            if len(ours) == len(theirs):
+                pairs = zip(ours, theirs, strict=True)
+                return type(ours)(self._value(*pair, name) for pair in pairs)
+        elif isinstance(ours, dict) and isinstance(theirs, dict):
+            if ours.keys() == theirs.keys():
+                return {
+                    key: self._value(value, theirs[key], name)
+                    for key, value in ours.items()
+                }
+        elif ours == theirs or (_is_computed(ours) and _is_computed(theirs)):
+            return theirs
+        elif isinstance(theirs, str) and ours == theirs.replace(name, self._database):
+            return ours
+        raise self._other(repr(ours), repr(theirs))
+
+    def _compare(self, cursor: Any, context: Any) -> None:
+        """Note the result of the last statement; compare it with the first shard's."""
+        result: Any = cursor.rowcount, cursor.lastrowid
+        if cursor.description:
+            if context._is_server_side:  # the rows are not here
+                self.differ()
+                return
+            rows = cursor.fetchall()
+            context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
+                cursor, initial_buffer=rows
+            )
+            shown = self._without_name(repr(rows))
+            result = sha256(shown.encode("utf-8", "surrogatepass")).digest()
+        at = len(self._alike) - 1
+        self._alike[at] = self._alike[at]._replace(result=result)
+        if self._first is not None and (
+            at >= len(self._first.statements)
+            or self._first.statements[at].result != result
+        ):
             self.differ()
-            return False
-        before, now_sent = (
+
+    def _without_name(self, text: str) -> str:
+        return text.replace(self._database, _DATABASE)
+
+    def _other(self, ours: str | None, theirs: str | None) -> SchemaError:
+        now_sent, before = (
             one_line((one or "no statement").replace(_DATABASE, "(database)"))
-            for one in (sent[at], text)
+            for one in (ours, theirs)
         )
-        raise SchemaError(
-            f"{self.step} sends other statements to this shard than to the first "
-            f"one: {now_sent} in place of {before}. Pass values that it computes "
-            "as parameters, or compute them at the top of the module; where "
-            "shards have to differ, ask for current_shard()"
+        return SchemaError(
+            f"{self.step} sends other values to this shard than to the first one: "
+            f"{now_sent} in place of {before}. Compute them at the top of the module; "
+            "where shards have to differ, ask for current_shard()"
         )
 
     def _write(
@@ -684,3 +740,18 @@ class Journal:
             yield
         finally:
             self._listening = listened
+
+
+def _is_computed(value: Any) -> bool:
+    """Return whether a value may be that of a clock, or a UUID."""
+    if isinstance(value, datetime | date | time | float | UUID):
+        return True
+    if isinstance(value, bytes | memoryview):
+        return len(value) == len(UUID(int=0).bytes)
+    with suppress(ValueError, TypeError):
+        datetime.fromisoformat(value)
+        return True
+    with suppress(ValueError, AttributeError):
+        UUID(value)
+        return True
+    return False

@@ -271,13 +271,14 @@ def notes(project):
 def test_values_that_a_revision_computes_are_the_same_on_all_shards(project):
     body = _NOTES + dedent(
         """\
-        import datetime, os, uuid
+        import datetime, uuid
         moment = datetime.datetime.now()
         op.bulk_insert(notes, [
-            {"id": str(uuid.uuid4()), "at": moment, "data": os.urandom(4)},
+            {"id": str(uuid.uuid4()), "at": moment, "data": uuid.uuid4().bytes},
             {"id": str(uuid.uuid4()), "at": moment + datetime.timedelta(1)},
         ], multiinsert=False)
-        op.execute(notes.insert().values(id=str(uuid.uuid4())))
+        if op.get_bind().scalar(sa.select(sa.func.count()).select_from(notes)) == 2:
+            op.execute(notes.insert().values(id=str(uuid.uuid4())))
         """
     )
     project.add("0001", PINS)
@@ -293,21 +294,34 @@ def test_values_that_a_revision_computes_are_the_same_on_all_shards(project):
     assert all(one == first for one in others)
 
 
-def test_a_statement_that_differs_is_refused(project):
-    body = _NOTES + dedent(
-        """\
-        import uuid
-        op.execute(f"INSERT INTO notes (id) VALUES ('{uuid.uuid4()}')")
-        """
-    )
-    project.add("0001", body, "op.drop_table('notes')")
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import os\nop.execute(f'INSERT INTO notes (id) VALUES ({os.getpid()})')",
+        # As a shard without asking for it: the first one's would be stored.
+        "import os\nop.execute(notes.insert().values(id=os.getpid()))",
+        "import os\nif os.getpid() != int(notes_of_first): op.drop_table('notes')",
+    ],
+    ids=["text", "number", "more statements"],
+)
+def test_another_statement_than_on_the_first_shard_is_refused(project, body):
+    first = project.directory / "first"
+    known = f"""
+import os, pathlib
+path = pathlib.Path({str(first)!r})
+if not path.exists():
+    path.write_text(str(os.getpid()))
+notes_of_first = path.read_text()
+"""
+    project.add("0001", _NOTES + known + body, "op.drop_table('notes')")
     report = project.report("upgrade", "head", status=1)
     states = [shard["state"] for shard in report["shards"]]
     assert states[0] == "changed"
     assert "failed" in states
     assert states.count("changed") == 1
     (error, *_) = [shard["error"] for shard in report["shards"] if shard["error"]]
-    assert "in place of INSERT INTO notes" in error
+    assert " in place of " in error
+    assert "current_shard()" in error
 
 
 def test_a_revision_that_asks_for_its_shard_differs(project):
@@ -328,13 +342,28 @@ def test_a_revision_that_asks_for_its_shard_differs(project):
         assert [row[0] for row in rows[:2]] == [str(shard_id)] * 2
 
 
-def test_a_revision_that_has_queried_its_database_differs(project):
-    body = _NOTES + dedent(
-        """\
-        (name,) = op.get_bind().exec_driver_sql("PRAGMA database_list").first()[2:]
-        op.execute(notes.insert().values(id=name[-36:]))
-        """
-    )
-    project.add("0001", body, "op.drop_table('notes')")
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "number = op.get_bind().scalar(sa.text('SELECT id FROM boards'))",
+        "number = op.get_bind().execute(sa.text('DELETE FROM boards')).rowcount",
+        """sql = "INSERT INTO boards SELECT NULL FROM boards LIMIT 1"
+number = op.get_bind().exec_driver_sql(sql).lastrowid""",
+    ],
+    ids=["rows", "rowcount", "lastrowid"],
+)
+def test_a_revision_may_differ_where_shards_do(project, statement):
+    project.add("0001", PINS)
     project.states("upgrade", "head")
-    assert len({str(rows) for rows in notes(project)}) == len(project.shards)
+    for shard_id in project.shards:
+        project.query(shard_id, f"UPDATE boards SET id = {shard_id + 5}")
+        if "DELETE" in statement:
+            for more in range(shard_id):
+                project.query(shard_id, f"INSERT INTO boards VALUES ({more + 50})")
+    project.add(
+        "0002", f"{_NOTES}{statement}\nop.execute(notes.insert().values(id=number))"
+    )
+    project.states("upgrade", "head")
+    (first, *_), *_ = (list(rows) for rows in notes(project))
+    for shard_id, [(number, *_)] in zip(project.shards, notes(project), strict=True):
+        assert int(number) == int(first[0]) + shard_id
