@@ -24,6 +24,7 @@ from sqla_shard.cli.output import (
 )
 from sqla_shard.cli.service_loop import StopFlag
 from sqla_shard.fleet import Accounts
+from sqla_shard.fleet.server_states import HIDDEN
 from sqla_shard.monitor.fleet_metrics import DATABASES, FleetMetrics, GRANTS, TABLES
 from sqla_shard.monitor.metrics import Observation
 from sqla_shard.topology import server_names, Topology
@@ -136,14 +137,21 @@ class ClusterStatus(JsonObject):
     def lines(self) -> Iterator[str]:
         """Yield the lines that are shown below the servers."""
         yield from self.pending
-        yield from map(_cut, self.problem_lines())
+        yield from map(_cut, self._problem_lines())
+        hidden = [one.name for one in self.servers if _is_hidden(one)]
+        if hidden:
+            yield (
+                f"lag of {', '.join(hidden)}: not shown without the privilege SLAVE "
+                "MONITOR (REPLICATION CLIENT on MySQL); grant it to the "
+                "account of the topology, or set SQLA_SHARD_OPERATOR_USER and "
+                "SQLA_SHARD_OPERATOR_PASSWORD"
+            )
         yield from self.remedies
 
-    def problem_lines(self) -> Iterator[str]:
+    def _problem_lines(self) -> Iterator[str]:
         """Yield a line for each server that is down, and each other part."""
-        hidden = [one for one in self.servers if one.is_up and one.problem]
         for one in self.servers:
-            if one.problem is not None and one not in hidden:
+            if one.problem is not None and not _is_hidden(one):
                 yield one.problem
         lost = tuple(
             f"{one.name} unreachable "
@@ -154,14 +162,11 @@ class ClusterStatus(JsonObject):
             # An outage is one line, not one for each part.
             if not problem.partition(": ")[2].startswith(lost):
                 yield problem
-        if hidden:
-            names = ", ".join(one.name for one in hidden)
-            yield (
-                f"lag of {names}: not shown without the privilege SLAVE "
-                "MONITOR (REPLICATION CLIENT on MySQL); grant it to the "
-                "account of the topology, or set SQLA_SHARD_OPERATOR_USER and "
-                "SQLA_SHARD_OPERATOR_PASSWORD"
-            )
+
+
+def _is_hidden(server: ServerStatus) -> bool:
+    """Return whether the account may not see the lag of a server."""
+    return server.problem is not None and server.problem.endswith(HIDDEN)
 
 
 @command(

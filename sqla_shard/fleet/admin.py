@@ -46,9 +46,13 @@ _MAX_TRIES = 5
 _NO_SUCH_THREAD = 1094
 _LOCK_WAIT_TIMEOUT = 1205
 _LONG_STATEMENTS = (
-    "SELECT id, user, time FROM information_schema.processlist"
+    "SELECT id, user, time, state FROM information_schema.processlist"
     " WHERE command = 'Query' AND time > %s AND id <> CONNECTION_ID()"
     " AND user <> 'system user' ORDER BY time DESC"
+)
+_WAITS_FOR_SPACE = (
+    "SELECT COUNT(*) FROM information_schema.processlist WHERE command LIKE %s"
+    " AND state IN ('Waiting for someone to free space', 'Waiting for disk space')"
 )
 _ESTIMATES = (
     "SELECT database_name, table_name, n_rows,"
@@ -233,8 +237,32 @@ class Admin:
         """Return a clause about each longer statement, the longest first."""
         return [
             f"session {number} of {user!r} runs a statement for {taken} s"
-            for number, user, taken in self.rows(_LONG_STATEMENTS, seconds)
+            + (f" ({state})" if state else "")
+            for number, user, taken, state in self.rows(_LONG_STATEMENTS, seconds)
         ]
+
+    def waits_for_space(self, command: str = "%") -> bool:
+        """Return whether a session, or replication, waits on a full disk.
+
+        MySQL does not show it of a COMMIT, and no server to an account without
+        PROCESS.
+
+        :param command: pattern of the commands of sessions.
+        """
+        return bool(self.value(_WAITS_FOR_SPACE, command))
+
+    def behind(self, primary: Admin, seconds: float) -> FleetServerError:
+        """Return the error of this standby, which does not catch up."""
+        slow = [
+            f"{one}: {text}"
+            for one in (primary, self)
+            for text in one.long_statements(seconds)[:3]
+        ]
+        return self.error(
+            f"it stays behind its primary for {seconds:.0f} s; "
+            f"{'; '.join(slow) or 'no statement runs for so long'}. Look for full "
+            "disks in the error logs of both, and for locks with SHOW PROCESSLIST"
+        )
 
     def run_many(self, sql: str, rows: list[tuple[object, ...]]) -> None:
         """Run a statement once for each tuple of parameters."""

@@ -199,6 +199,18 @@ def _ids_remedy(table: TableSize) -> str:
 
 
 @server_check
+def full_disk(server: ServerFacts, _: FleetFacts) -> Findings:
+    """A disk without space for binary logs, relay logs or tables."""
+    if server.waits_for_space:
+        yield critical(
+            server,
+            "waits for space on a disk: writes hang, or replication does",
+            "free some space there (its error log names the file, and SHOW "
+            "PROCESSLIST what waits); it goes on within 60 s",
+        )
+
+
+@server_check
 def disk(server: ServerFacts, _: FleetFacts) -> Findings:
     """A disk that will be full."""
     volume = _data_volume(server)

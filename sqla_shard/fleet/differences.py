@@ -264,10 +264,7 @@ def wait_applied(first: Admin, second: Admin, patience: float) -> None:
     until = time.monotonic() + patience
     while not standby.reaches(position, 1.0):
         if time.monotonic() > until:
-            raise second.error(
-                f"it has not applied {position} of the primary within "
-                f"{patience:g} s; wait until it has caught up"
-            )
+            raise second.behind(first, patience)
 
 
 def compare_catalogues(

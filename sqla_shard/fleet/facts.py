@@ -209,6 +209,9 @@ class ServerFacts:
     volumes = _FactPart[tuple[Volume, ...] | None]()
     """Its file systems; None if the server does not show them."""
 
+    waits_for_space = _FactPart[bool]()
+    """Whether a session, or replication, waits on a full disk."""
+
     tables = _FactPart[tuple[TableSize, ...]]()
     """Its tables; read on primaries only."""
 
@@ -450,6 +453,9 @@ STATE: dict[tuple[str, ...], Read] = {
     ("events",): _events,
     ("databases",): _databases,
     ("volumes",): _volumes,
+    ("waits_for_space",): lambda server, _: {
+        "waits_for_space": server.admin.waits_for_space()
+    },
 }
 # These two wait for the receiver of a standby whose disk is full.
 REPLICATION: dict[tuple[str, ...], Read] = {

@@ -137,7 +137,9 @@ class Failover(Promotion):
             return self._compare(self.old, self.new)
         except FleetServerError as error:
             consequence = "its state is unknown"
-            if error.may_be_lost:
+            if error.may_be_lost and error.server == self.full_name(
+                self.plan.arguments["old"]
+            ):
                 consequence += (
                     ". If the primary is lost, use: "
                     f"sqla-shard fleet failover {self.server} --dead"
@@ -253,17 +255,7 @@ class Failover(Promotion):
                 break
             if time.monotonic() > deadline:
                 # A COMMIT that hangs on a full disk, or a standby that waits.
-                slow = [
-                    f"{one}: {text}"
-                    for one in (old.admin, new.admin)
-                    for text in one.long_statements(LAG)[:3]
-                ]
-                raise new.admin.error(
-                    f"it stays behind its primary for {LAG:g} s; "
-                    f"{'; '.join(slow) or 'no statement runs for so long'}. Look for "
-                    "full disks in the error logs of both, and for locks with SHOW "
-                    "PROCESSLIST"
-                )
+                raise new.admin.behind(old.admin, LAG)
         self.prepare_publish()
         semi_sync = old.semi_sync(), new.semi_sync()
         return {

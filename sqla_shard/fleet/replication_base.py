@@ -369,7 +369,15 @@ class Replication(ABC):
     # -- replicating ------------------------------------------------------
 
     def status(self) -> ReplicationStatus | None:
-        """Return the state of a standby; None if it has no primary."""
+        """Return the state of a standby; None if it has no primary.
+
+        :raises FleetServerError: if it waits for space on its disk, for which
+            MariaDB would wait here, too.
+        """
+        if self.admin.waits_for_space("Slave\\_IO"):
+            raise self.admin.error(
+                "its disk is full, and replication waits for space; free some"
+            )
         rows = self.admin.mappings(f"SHOW {self.REPLICA} STATUS")
         if not rows:
             return None

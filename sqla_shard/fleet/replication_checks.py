@@ -238,7 +238,8 @@ def lag(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
             f"committed (lag by its own account: {says}): a failover would "
             "wait or be refused",
             f"on {standby.address}: look for long statements and locks with "
-            f"SHOW PROCESSLIST, and raise {standby.words.APPLIERS}",
+            f"SHOW PROCESSLIST, and raise {standby.words.APPLIERS}; look for full "
+            "disks in the error logs of both",
         )
 
 

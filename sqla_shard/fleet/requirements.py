@@ -14,6 +14,7 @@ from sqla_shard.exc.base import shortened_list
 from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.admin import SYSTEM
 from sqla_shard.fleet.app_access import access_of, access_problems, gaps, gaps_alone
+from sqla_shard.fleet.content_checks import full_disk
 from sqla_shard.fleet.facts import (
     FleetFacts,
     LivePair,
@@ -93,7 +94,7 @@ class Requirements:
         :param name: name of the pair.
         """
         pair = PairFacts(name=name, primary=LiveServer.at(primary), standby=None)
-        return refusals(self._facts([pair]), primary_closed, chained_primary)
+        return refusals(self._facts([pair]), full_disk, primary_closed, chained_primary)
 
     def standby(
         self,
@@ -116,6 +117,10 @@ class Requirements:
             standby=LiveServer.at(standby),
             is_named=is_named,
         )
+        full = refusals(self._facts(others=[LiveServer.at(standby)]), full_disk)
+        if full:
+            # It would answer no further statement about replication.
+            return full
         facts = self._facts([pair])
         status = standby.status()
         if status is None:

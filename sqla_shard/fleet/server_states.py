@@ -36,6 +36,11 @@ T = TypeVar("T")
 
 Role = Literal["primary", "standby"]
 
+HIDDEN = "its account lacks SLAVE MONITOR (on MySQL: REPLICATION CLIENT)"
+"""Reason why the state of replication is not known: a privilege is missing."""
+
+_ACCESS_DENIED = 1227
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:
@@ -90,6 +95,8 @@ class ServerState:
         status = self.replication
         if status is not None and not status.runs:
             found.append(f"does not replicate: {status.error or 'stopped'}")
+        elif self.unknown not in (None, HIDDEN):
+            found.append(f"its replication is not known: {self.unknown}")
         elif status is None and self.unknown is None and self.version:
             found.append("replicates from no primary")
         return tuple(found)
@@ -130,7 +137,8 @@ def read_state(
             except FleetServerError as error:
                 if error.is_unanswered:
                     raise
-                known["unknown"] = error.reason
+                denied = error.number == _ACCESS_DENIED
+                known["unknown"] = HIDDEN if denied else error.reason
     return ServerState(
         name=name,
         role=role,
@@ -357,11 +365,10 @@ class LagGuard:
             raise FleetSetupError(str(state)) from state
         if isinstance(state, Exception):
             return _Behind(name, f"does not respond: {reason_of(state)}")
+        if state.unknown == HIDDEN:
+            raise FleetSetupError(f"the lag of {name} cannot be read: {HIDDEN}")
         if state.unknown is not None:
-            raise FleetSetupError(
-                f"the lag of {name} cannot be read: {state.unknown}; grant "
-                "SLAVE MONITOR (MySQL: REPLICATION CLIENT) to its account"
-            )
+            return _Behind(name, state.unknown)
         status = state.replication
         if status is None:
             raise FleetSetupError(

@@ -270,8 +270,6 @@ class FleetMetrics:
                 timeout=self._timeout,
             )
         except FleetServerError as error:
-            if not error.is_unanswered:
-                raise
             line = self._outage(name, role, why=error.reason, number=error.number)
             return _PartReading([], [line])
         values = {

@@ -105,6 +105,8 @@ def test_a_lag_that_may_not_be_seen_is_no_failure(
             monkeypatch.setenv("SQLA_SHARD_OPERATOR_USER", "operator")
             monkeypatch.setenv("SQLA_SHARD_OPERATOR_PASSWORD", "secret")
             seen = status(topology)
+            monkeypatch.setenv("SQLA_SHARD_OPERATOR_PASSWORD", "wrong")
+            refused = status(topology)
         finally:
             cursor.execute(f"GRANT {privilege} ON *.* TO {name}")
             cursor.execute(f"DROP USER IF EXISTS {operator}")
@@ -112,11 +114,14 @@ def test_a_lag_that_may_not_be_seen_is_no_failure(
     last = done.output.splitlines()[-1]
     assert last.startswith("lag of server1: not shown without the privilege")
     assert privilege in last
+    assert last.endswith("SQLA_SHARD_OPERATOR_PASSWORD")
     assert coloured(last) == last
     # The account of the operator may see it.
     assert seen.exit_code == 0, seen.output
     assert ", lag 0" in seen.output
     assert "not shown" not in seen.output
+    assert refused.exit_code == NOT_READ
+    assert "server1 (standby) not read (1045): 6 shards" in refused.output
 
 
 @pytest.fixture

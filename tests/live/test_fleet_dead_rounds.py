@@ -9,7 +9,12 @@ import os
 
 import pytest
 
-from tests.servers.fleet_dying import lose_primary
+from sqla_shard.fleet.admin import Admin
+from sqla_shard.fleet.failover import Failover
+from sqla_shard.fleet.server_states import read_state
+from sqla_shard.testing.local_server import wait_until
+from tests.servers.fleet_dying import lose_primary, small_disk, write_all
+from tests.servers.fleet_pairs import FleetPairs
 
 pytestmark = [pytest.mark.live, pytest.mark.thorough]
 
@@ -42,3 +47,37 @@ def test_without_semi_sync_the_loss_is_unknown(server_kind, tmp_path, request, s
         assert found.statement.startswith("unknown: semi-sync was off")
         # So the statement is true, and a statement "none" would not be.
         assert found.lost
+
+
+def test_a_standby_whose_disk_is_full_is_named(server_kind, tmp_path):
+    """MariaDB does not answer SHOW SLAVE STATUS then."""
+    pairs = FleetPairs(tmp_path, shards=1, pair=server_kind.pair)
+    (pair,) = pairs.pairs
+    with small_disk() as disk:
+        pair.standby.options += (f"--relay-log={disk}/relay",)
+        with pairs:
+            url = pairs.accounts.url(pair.standby.url)
+            write_all(disk / "filler")
+            for sql in (
+                "SET GLOBAL read_only = 0",
+                "CREATE DATABASE db00000",
+                "CREATE TABLE db00000.pins (data LONGTEXT)",
+                "INSERT INTO db00000.pins VALUES (REPEAT('a', 1000000))",
+            ):
+                pair.primary.root_execute(sql)
+            try:
+                with Admin(url, name="server1") as admin:
+                    assert wait_until(admin.waits_for_space, seconds=60)
+                plan = Failover.planned(pairs.fleet(), "server1")
+                state = read_state(
+                    url, name="server1", role="standby", address="", timeout=5.0
+                )
+            finally:
+                # Its shutdown would wait for space, too.
+                pair.standby.kill()
+    [problem] = plan.problems
+    assert str(problem).startswith("server1 standby: it waits for space on a disk")
+    if server_kind.name == "mariadb":
+        assert "its disk is full" in str(state.unknown)
+    else:
+        assert state.replication is not None

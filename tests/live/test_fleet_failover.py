@@ -496,6 +496,19 @@ def test_a_wrong_password_of_the_operator_loses_no_primary(pairs, fleet):
     assert "--dead" not in str(problem)
 
 
+def test_a_lost_standby_loses_no_primary(pairs, fleet):
+    _, standby = roles(pairs)
+    standby.kill()
+    try:
+        (problem,) = Failover.planned(fleet, "server1").problems
+    finally:
+        standby.start()
+        standby.root_execute("START REPLICA")
+    assert wait_until(lambda: standby_state(standby) == ("Yes", "Yes"), seconds=60)
+    assert "(error 2003); its state is unknown" in str(problem)
+    assert "--dead" not in str(problem)
+
+
 def test_everything_wrong_is_listed_at_once(pairs, fleet):
     old, new = roles(pairs)
     setting, wrong, ignoring = WRONG[pairs.kind]

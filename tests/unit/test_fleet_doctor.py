@@ -89,6 +89,7 @@ def server(role, address, **changes):
         "events": (),
         "databases": names,
         "volumes": (Volume("/", 100 * GIB, 60 * GIB),),
+        "waits_for_space": False,
         "tables": (),
         "digests": {},
         "status": None if role == "primary" else following(),
@@ -553,6 +554,12 @@ def test_disks(free, severities):
     assert [line.split()[0] for line in lines(facts)] == severities
     if severities:
         assert f"has {free}.0 GiB free of 100.0 GiB" in text(facts)
+
+
+def test_a_server_that_waits_for_space_on_a_disk():
+    facts = fleet(standby=server("standby", "b:3306", waits_for_space=True))
+    assert lines(facts) == ["critical full-disk server1 standby (b:3306)"]
+    assert "free some space" in text(facts)
 
 
 def test_servers_of_mysql_have_no_plugin_for_disks():
