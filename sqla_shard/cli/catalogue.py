@@ -22,6 +22,7 @@ PROGRAM: Sections = {
     },
     "Servers and schema": {
         "status": "status_command",
+        "check": "check_command",
         "topology": "catalogue",
         "schema": "catalogue",
         "fleet": "catalogue",

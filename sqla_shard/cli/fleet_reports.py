@@ -27,7 +27,6 @@ from sqla_shard.cli.output import (
     data_option,
     echo,
     end,
-    FAILED,
     NOT_READ,
     option,
     print_data,
@@ -39,7 +38,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sqla_shard.fleet.differences import Difference
+    from sqla_shard.fleet.doctor import DoctorReport
     from sqla_shard.fleet.fleet import Fleet
+
+
+fail_on_option = option(
+    "--fail-on",
+    "Severity from which the exit status is 1.",
+    click.Choice(["critical", "warning"]),
+    to="least",
+    default="warning",
+)
+"""Option of commands that print findings."""
 
 
 @command(
@@ -48,13 +58,7 @@ if TYPE_CHECKING:
     "sqla-shard fleet doctor --fail-on critical --json",
     "sqla-shard fleet doctor --other mysql001a:3306",
 )
-@option(
-    "--fail-on",
-    "Severity from which the exit status is 1.",
-    click.Choice(["critical", "warning"]),
-    to="least",
-    default="warning",
-)
+@fail_on_option
 @option(
     "--other HOST:PORT",
     "A server outside of the topology, such as a former primary; repeatable.",
@@ -99,12 +103,17 @@ def doctor_command(
         timeout=timeout,
         ignored=ignored,
     )
+    end_of_report(report, least, as_data)
+
+
+def end_of_report(report: DoctorReport, least: str, as_data: bool) -> None:
+    """Print the findings, and exit with status 1 or 3 if they say so.
+
+    :param least: see :data:`fail_on_option`.
+    """
     print_report(report, as_data)
-    if not report.complete:
-        sys.exit(NOT_READ)
     found = {finding.severity for finding in report.findings}
-    if "critical" in found or least in found:
-        sys.exit(FAILED)
+    end(is_good=found.isdisjoint(["critical", least]), is_read=report.complete)
 
 
 @command(

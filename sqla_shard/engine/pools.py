@@ -119,6 +119,11 @@ class CountedPool(QueuePool):
         super().__init__(*args, **kwargs)
 
     @property
+    def most(self) -> int | None:
+        """The highest number of connections; None if there is no limit."""
+        return None if self._max_overflow < 0 else self.size() + self._max_overflow
+
+    @property
     def _overflow(self) -> int:
         return len(self._slots) - self._pool.maxsize
 

@@ -113,6 +113,7 @@ DATABASES: dict[str, tuple[tuple[str, ...], int, str]] = {
         "server2",
     ),
     "status": (("status",), NOT_READ, "server2"),
+    "check": (("check",), NOT_READ, "server2"),
     "load": (("load", "--cache", "cache.toml"), 1, "do not respond"),
     "exporter": (("exporter", "--port", "0"), 0, "serving http://"),
     # These connect to nothing.

@@ -271,6 +271,7 @@ CASES: dict[str, list[Case]] = {
     # It serves until SIGTERM: see tests/live/test_frozen_commands.py.
     "sqla-shard exporter": [_quiet("exporter --help", "--timeout")],
     "sqla-shard status": [Case("status")],
+    "sqla-shard check": [Case("check")],
     "sqla-shard load": [_quiet("load --help", "--directory")],
     "sqla-shard dev up": [
         # Its servers are those of tests/live/test_dev_up.py.

@@ -1,0 +1,52 @@
+"""``sqla-shard check`` without servers; test_cli_check_servers.py has some."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from sqlalchemy import MetaData
+
+from sqla_shard import Cluster
+from sqla_shard.testing import sqlite_topology
+from tests.servers.command_line import invoke, write
+
+
+@pytest.fixture
+def topology(tmp_path):
+    document = sqlite_topology(tmp_path, 2, 4)
+    with Cluster.from_topology(document) as cluster:
+        cluster.create_all(MetaData())
+    return write(tmp_path, document)
+
+
+def test_nothing_to_mend_is_status_0(topology):
+    done = invoke("-t", topology, "check", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert {one["severity"] for one in found["findings"]} == {"info"}
+    files = [one["server"] for one in found["findings"] if "SQLite" in one["what"]]
+    assert files == ["server1", "server2"]
+
+
+def test_a_pool_that_is_smaller_than_the_threads(topology, monkeypatch):
+    options = {"pool_size": 2, "max_overflow": 1}
+    with Cluster.from_file(topology, engine_options=options) as cluster:
+        monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(cluster=cluster))
+        enough = invoke("check", "shop", "--threads", 3)
+        scarce = invoke("check", "shop:cluster", "--threads", 4)
+        lax = invoke("check", "shop", "--threads", 4, "--fail-on", "critical")
+    assert (enough.exit_code, scarce.exit_code, lax.exit_code) == (0, 1, 0)
+    assert scarce.output.startswith(
+        "warning: application: has 4 threads, and 3 connections to a server"
+    )
+    assert scarce.output.endswith("1 warning, 4 info\n")
+
+
+def test_what_is_no_cluster_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(cluster=3))
+    done = invoke("check", "shop")
+    assert done.exit_code == 2
+    assert "'shop' is a int; name a Cluster" in done.output
