@@ -13,7 +13,7 @@ that SQLAlchemy caches what it has found.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, time
 from functools import cache
 from itertools import chain
 from operator import is_
@@ -442,6 +442,43 @@ class _Compiler(SQLCompiler):
         converts = self.dialect.name == "sqlite"
         return str(visit(_coded_binary(binary, converts=converts), *args, **kw))
 
+    def visit_insert(self, insert_stmt: Any, *args: Any, **kw: Any) -> str:
+        """Compile INSERT."""
+        visit: Any = super().visit_insert
+        self._check_assigned(insert_stmt)
+        return str(visit(insert_stmt, *args, **kw))
+
+    def visit_update(self, update_stmt: Any, *args: Any, **kw: Any) -> str:
+        """Compile UPDATE."""
+        visit: Any = super().visit_update
+        self._check_assigned(update_stmt)
+        return str(visit(update_stmt, *args, **kw))
+
+    def _check_assigned(self, statement: Any) -> None:
+        """Refuse fields in columns that store another format.
+
+        :raises UnsupportedStatementError: for such a field.
+        """
+        is_mariadb = getattr(self.dialect, "is_mariadb", False)
+        reads_moments = is_mysql(self.dialect) and not is_mariadb
+        for column, value in _assigned(statement):
+            found = _encoded(_values(value))
+            if found is None or isinstance(column.type, Encoded):
+                continue
+            kind = _kind_of_time(column)
+            if _is_member(column, found):
+                is_alike = _member_text(column, found) is column
+            elif kind is None or (reads_moments and kind is not time):
+                is_alike = True
+            else:
+                is_alike = kind is _time_kept(found) is date
+            if not is_alike:
+                raise UnsupportedStatementError(
+                    f"{column} stores another format than {found.label}: read the "
+                    "objects, and assign their values in Python",
+                    construct=f"SET {column.name}",
+                )
+
     def visit_compound_select(self, cs: Any, *args: Any, **kw: Any) -> str:
         """Compile UNION and the like.
 
@@ -476,6 +513,26 @@ class _Compiler(SQLCompiler):
         if len(self._result_columns) == known + 1:
             self._give_type(known, [column])
         return text
+
+
+def _assigned(statement: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the columns that an INSERT or UPDATE sets, with the expressions."""
+    mapper = private.propagate_attrs(statement).get("plugin_subject")
+    columns = statement.table.c if mapper is None else mapper.columns
+    given = [
+        private.values(statement),
+        private.ordered_values(statement),
+        *chain.from_iterable(private.multi_values(statement)),
+    ]
+    pairs = [pair for one in given for pair in dict(one or ()).items()]
+    if getattr(statement, "select", None) is not None:
+        selected = statement.select.selected_columns
+        pairs += zip(private.select_names(statement), selected, strict=False)
+    for key, value in pairs:
+        column = columns.get(key) if isinstance(key, str) else key
+        value = getattr(value, "__clause_element__", lambda value=value: value)()
+        if isinstance(column, ColumnClause) and isinstance(value, ColumnElement):
+            yield column, value
 
 
 def _as_moment(part: Any) -> Any:

@@ -15,17 +15,24 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    Column,
     Date,
     delete,
     Enum,
     exists,
     extract,
     func,
+    insert,
+    Integer,
     literal,
     literal_column,
+    MetaData,
     null,
     select,
     String,
+    Table,
+    Text,
+    Time,
     tuple_,
     type_coerce,
     union_all,
@@ -301,6 +308,34 @@ class BesideSuite(Suite):
             found = session.scalar(select(Thing.kind).where(Thing.id == one))
             assert found == "blue"
             assert session.execute(delete(Thing).where(*mine)).rowcount == 1
+
+    def test_fields_in_columns_of_other_formats(self, cluster):
+        """SQLite stored what cannot be read; servers took 1 for the first member."""
+        one = stored(cluster, Thing, level=Level.LOW, shard_id=1)
+        table = Table(
+            "things",
+            MetaData(),
+            *(Column("local_id", Integer, primary_key=True), Column("kind", Text)),
+            *(Column("uid", Uuid(native_uuid=False)), Column("level", Enum(Level))),
+            *(Column("at", Time), Column("color", Enum(Color))),
+        )
+        filled = func.coalesce(Thing.color, table.c.color)
+        place = {"keyspace": "objects", "shard_id": 1}
+        with cluster.session() as session:
+            for statement in (
+                update(table).values(level=Thing.level),
+                update(table).values({table.c.uid: Thing.uid}),
+                update(table).ordered_values((table.c.at, Thing.day)),
+                update(table).values(color=filled),
+                insert(table).values([{"level": Thing.level}]),
+                insert(table).from_select(["level"], select(Thing.level)),
+            ):
+                with pytest.raises(UnsupportedStatementError, match="in Python"):
+                    session.execute(statement, bind_arguments=place)
+            mine = update(Thing).where(Thing.id == one)
+            session.execute(mine.values(kind=Thing.level, rank=Thing.level))
+            found = select(Thing.kind, Thing.rank).where(Thing.id == one)
+            assert session.execute(found).one() == ("1", 1)
 
     def test_columns_of_uuids_and_enums(self, cluster):
         """SQLAlchemy stores UUIDs without hyphens, and the names of members."""
