@@ -285,7 +285,15 @@ class Explanation:
     @property
     def servers(self) -> tuple[str, ...]:
         """The names of the servers, each once."""
-        return tuple(dict.fromkeys(t.server for t in self.targets))
+        return tuple(self.by_server)
+
+    @property
+    def by_server(self) -> dict[str, list[Target]]:
+        """The targets by name of their server."""
+        found: dict[str, list[Target]] = {}
+        for target in self.targets:
+            found.setdefault(target.server, []).append(target)
+        return found
 
     @property
     def round_trips(self) -> int:

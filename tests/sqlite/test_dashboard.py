@@ -17,6 +17,7 @@ import pytest
 from flask import abort, Flask
 
 from sqla_shard import Cluster, pack, TimeLayout, Topology
+from sqla_shard.cluster.explain import Target
 from sqla_shard.exc import ExtensionSetupError, StatementTextError
 from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.fleet.journal import Record
@@ -178,6 +179,43 @@ class TestReading:
         assert "Merge" in page
         refused = text_of(scene.client(), "/explain?q=open('/etc/passwd')", 400)
         assert "&#39;open&#39;, which is not known" in refused
+
+    def test_each_shard_is_looked_at_once_and_not_for_each_server(self, monkeypatch):
+        """With 65,536 shards on 64 servers a page took 9 s, with the GIL held."""
+        servers = [
+            {
+                "name": f"s{n}",
+                "primary": f"mysql://u@h{n}",
+                "shards": [4 * n, 4 * n + 3],
+            }
+            for n in range(64)
+        ]
+        topology = Topology.from_mapping(
+            {
+                "epoch": 1,
+                "keyspaces": {
+                    "objects": {
+                        "kind": "objects",
+                        "database": "db{shard:05d}",
+                        "shards": 256,
+                        "servers": servers,
+                    }
+                },
+            }
+        )
+        reads = 0
+
+        def counted(target, name):
+            nonlocal reads
+            reads += name == "server"
+            return object.__getattribute__(target, name)
+
+        with Cluster(topology) as cluster:
+            client = create_app(Observer(cluster, models=[Base])).test_client()
+            monkeypatch.setattr(Target, "__getattribute__", counted, raising=False)
+            page = text_of(client, "/explain?q=select(Pin).options(scatter())")
+        assert page.count("data-route-server=") == 64
+        assert 256 <= reads <= 3 * 256
 
     @pytest.mark.parametrize(
         ("text", "message"),
