@@ -479,7 +479,7 @@ class Environment:
         *,
         command: str,
         target: str,
-        steps: Callable[[tuple[str, ...]], Iterable[Any]] | None = None,
+        always: Collection[int] = (),
         applier: Callable[..., Applier] = Applier,
         has_moved: Callable[[Collection[int]], bool] | None = None,
     ) -> RunReport:
@@ -488,8 +488,7 @@ class Environment:
         :param versions: the revisions of each shard.
         :param fn: returns the migration steps of a database, as alembic's
             commands define it.
-        :param steps: returns the migration steps from the given revisions; by
-            default the steps of ``fn``.
+        :param always: shards that are visited even if there are no steps.
         :param applier: the class of the :class:`Applier` of a process.
         :param has_moved: is called before each wave and returns whether any of
             the given shards was moved, which ends the run; by default this
@@ -505,7 +504,8 @@ class Environment:
             versions,
             command=command,
             target=target,
-            steps=steps or (lambda heads: fn(() if purges else heads, context)),
+            steps=lambda heads: fn(() if purges else heads, context),
+            always=always,
             applier=partial(
                 applier, self._context, fn, self.places, self.options, self.settings
             ),

@@ -759,13 +759,23 @@ class _Provisioning:
                 fn,
                 command=report.command,
                 target=report.target,
-                # Without revisions the databases are created nevertheless.
-                steps=None if has_revisions else lambda heads: [heads],
+                # Without revisions, too, they are created and marked.
+                always=missing if has_revisions else missing | _unfinished(versions),
                 applier=partial(Provisioner, epoch=self._new.epoch, missing=missing),
             )
         return ProvisionReport(
             **vars(report), epoch=self._new.epoch, others=self._others()
         )
+
+
+def _unfinished(versions: Iterable[Version]) -> set[int]:
+    """Return the shards with databases that no run has finished."""
+    there = {v.shard.shard_id: v.shard for v in versions if v.is_known}
+    for shards in by_engine(there.values()):
+        for shard_id, mark in read_marks(shards).items():
+            if mark.rows is not None:
+                del there[shard_id]
+    return {*there}
 
 
 class Provisioner(Applier):
@@ -807,7 +817,7 @@ class Provisioner(Applier):
                 connection.rollback()
                 return {"state": State.FAILED, "error": _error_text(shard, error)}
         found = super()._attempt(version, connection, journal)
-        if shard.shard_id in self._missing and found["state"] is State.CURRENT:
+        if found["state"] is State.CURRENT:
             found["state"] = State.CHANGED
         return found
 

@@ -354,6 +354,7 @@ def run(
     options: RunOptions,
     progress: CommandProgress,
     has_moved: Callable[[Collection[int]], bool],
+    always: Collection[int] = (),
 ) -> RunReport:
     """Run a command on every shard that is not at its target.
 
@@ -361,6 +362,7 @@ def run(
     :param steps: returns the migration steps from the given revisions.
     :param applier: returns the :class:`Applier` of a process.
     :param has_moved: returns whether any of the given shards was moved.
+    :param always: shards that are visited even if there are no steps.
     """
     began = monotonic()
     keyspace = versions[0].shard.keyspace
@@ -369,7 +371,7 @@ def run(
     todo = []
     for index, version in enumerate(versions):
         problem = _problem(version)
-        need = needs.get(version.heads, False)
+        need = needs.get(version.heads, False) or version.shard.shard_id in always
         if problem is None and isinstance(need, str):
             problem = State.FAILED, need
         if problem is not None:

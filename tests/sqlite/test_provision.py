@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import sqlite3
 from pathlib import Path
@@ -14,6 +15,7 @@ from sqla_shard import Cluster, schema, Topology
 from sqla_shard.exc import MigrationFailedError, ProvisionError, SchemaOptionError
 from sqla_shard.outbox.tables import METADATA
 from sqla_shard.schema import ledger, RunOptions, State
+from sqla_shard.schema.reports import LineProgress
 from sqla_shard.testing import sqlite_topology
 from tests.models.provisioning import Project, refused
 from tests.models.sqlite_files import with_files
@@ -49,7 +51,7 @@ def path_of(tmp_path: Path, server: str, shard_id: int) -> Path:
 
 
 def execute(path: Path, *statements: str) -> list[Any]:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     connection = sqlite3.connect(path)
     try:
         rows: list[Any] = []
@@ -323,6 +325,19 @@ def test_nothing_to_open(
     report = project.provision({**base, "epoch": 2}, options=ONE)
     assert report.outcomes == ()
     assert report.may_be_published
+
+
+def test_progress_and_report_agree_without_revisions(
+    project: Project, tmp_path: Path
+) -> None:
+    (project.versions / "0001_first.py").unlink()
+    # An administrator has created it.
+    execute(path_of(tmp_path, "server1", 0), "VACUUM")
+    for todo, state in ((2, State.CHANGED), (0, State.CURRENT)):
+        said = io.StringIO()
+        report = project.provision(options=ONE, progress=LineProgress(said))
+        assert said.getvalue().startswith(f"provision to head: {todo} of 2 virtual")
+        assert {one.state for one in report.outcomes} == {state}
 
 
 def test_a_revision_that_fails(
