@@ -126,7 +126,7 @@ _SCHEMA: Sections = {
 )
 @option(
     "-n --name SECTION",
-    "Section of that file, for a keyspace with its own revisions.",
+    "Section of that file, or keyspace, for one with its own revisions.",
     default="alembic",
     show_default=False,
 )

@@ -32,7 +32,7 @@ from sqla_shard.cli.output import (
     print_data,
     print_report,
 )
-from sqla_shard.cli.service_loop import LineFormatter, once_option
+from sqla_shard.cli.service_loop import LineFormatter
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.engine.unreachable import unreachable_lines, unreachable_values
 from sqla_shard.exc import JobOptionError
@@ -502,7 +502,7 @@ def _unused(
     click.Path(dir_okay=False, path_type=Path),
     callback=_unused,
 )
-@once_option
+@option("--once --until-empty", "Exit when no job is due any more.", to="once")
 @data_option
 @pass_settings
 def worker_command(

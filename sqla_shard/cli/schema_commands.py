@@ -199,12 +199,15 @@ def _config() -> Config:
             "--config, or create one with: sqla-shard schema init"
         )
     found = configurations(ini)
-    if name not in found:
+    # The first keyspace has alembic's own section, and not one of its name.
+    keyspaces = {one.get_main_option("keyspace"): one for one in found.values()}
+    try:
+        return (keyspaces | found)[name]
+    except KeyError:
         raise click.UsageError(
             f"{ini} has no section [{name}] with a script_location; specify "
             f"another one with --name: {', '.join(found) or 'none found'}"
-        )
-    return found[name]
+        ) from None
 
 
 def _cluster(settings: Settings) -> Cluster | None:

@@ -147,7 +147,13 @@ def _create_all(keyspace: str | None) -> None:
     type=click.FloatRange(0),
     help="Seconds for running tasks to end after SIGTERM, SIGHUP or Ctrl-C.",
 )
-@click.option("--once", is_flag=True, help="Exit when no job is due any more.")
+@click.option(
+    "--once",
+    "--until-empty",
+    "once",
+    is_flag=True,
+    help="Exit when no job is due any more.",
+)
 def _worker(
     queues: str,
     concurrency: int,

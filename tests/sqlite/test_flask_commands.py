@@ -153,7 +153,7 @@ def test_worker(app, cluster, db, board_id):
     with cluster.session() as session:
         assert session.get(Board, board_id).title == app.name
     rename.enqueue_now(cluster, board_id, fails=True, near=board_id)
-    done = invoke(app, "worker", "--queues", "flask", "--once", "--deliver")
+    done = invoke(app, "worker", "--queues", "flask", "--until-empty", "--deliver")
     assert done.exit_code == 1
     assert "not all jobs have succeeded" in done.output
     done = invoke(app, "worker", "--queues", "a b")

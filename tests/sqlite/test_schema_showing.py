@@ -155,6 +155,8 @@ def test_a_section_that_is_not_there(project: Path) -> None:
         "script_location; "
         "specify another one with --name: alembic\n"
     )
+    # It is [alembic], for the first keyspace.
+    assert invoke("-n", "objects", "status").exit_code == 0
 
 
 @pytest.mark.parametrize(

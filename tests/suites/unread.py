@@ -207,7 +207,7 @@ CASES: dict[str, list[Case]] = {
         # Its pages are tested in the tests of the dashboard.
         _quiet("dashboard --host 192.0.2.1", "without a login", status=2)
     ],
-    "sqla-shard worker": [Case(f"worker --once {' '.join(MODELS)}", most=6)],
+    "sqla-shard worker": [Case(f"worker --until-empty {' '.join(MODELS)}", most=6)],
     "sqla-shard cache repair": [Case("cache repair --once --cache {dir}/cache.toml")],
     "sqla-shard cache stats": [Case("cache stats --cache {dir}/cache.toml")],
     "sqla-shard verify lookups": [
