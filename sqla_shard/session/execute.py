@@ -12,14 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TYPE_CHECKING
 
-from sqlalchemy import Result, Table
+from sqlalchemy import BinaryExpression, Boolean, literal, Result, Table
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.ext.horizontal_shard import set_shard_id
 from sqlalchemy.orm import FromStatement, ORMExecuteState
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.dml import Delete, Insert, Update
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.lambdas import LambdaElement
+from sqlalchemy.sql.operators import custom_op
 from sqlalchemy.sql.selectable import TextualSelect
+from sqlalchemy.types import NullType
 
 from sqla_shard.engine import check_layout, limits_of, OPTION, overlap, Scatter
 from sqla_shard.engine.merge import Merge
@@ -57,7 +60,7 @@ from sqla_shard.session.commit import (
     invalidate_rows,
 )
 from sqla_shard.session.connections import any_place, bulk_on, connect
-from sqla_shard.session.flush import check_tables
+from sqla_shard.session.flush import check_tables, links_of
 from sqla_shard.session.insert import (
     check_rows,
     encode_insert,
@@ -361,6 +364,7 @@ def _write(
             context, session, places, context.parameters, scattered=scattered
         )
     if len(places) == 1:
+        context.statement = _evaluated_on(context, places[0])
         _send(context, session, places, scattered=scattered)
         return None
     return _write_each_shard(context, session, places, scattered=scattered)
@@ -591,6 +595,46 @@ def _log(
             session.log.wrote(place, f"rows of {table.name}", table)
 
 
+class _OnShard(BinaryExpression[bool]):
+    """A condition that is no SQL, but evaluated for objects of the session."""
+
+    inherit_cache = True
+
+    def self_group(self, against: Any = None) -> _OnShard:
+        return self  # without parentheses
+
+
+@compiles(_OnShard)
+def _no_sql(element: _OnShard, compiler: Any, **kw: Any) -> str:
+    return ""
+
+
+_ON_SHARD: Any = custom_op("on shard", python_impl=lambda row_id, has: has(row_id))
+
+
+def _evaluated_on(context: ORMExecuteState, place: Place) -> Any:
+    """Return an UPDATE or DELETE that changes objects of one shard in Python.
+
+    By ``synchronize_session`` SQLAlchemy evaluates WHERE for all objects of the
+    session after the statement of each shard.  It would add 1 once for each
+    shard, and to objects of shards that the caller has not named.
+    """
+    statement: Any = context.statement
+    if (
+        not context.is_orm_statement
+        or isinstance(context.parameters, list)
+        or not isinstance(statement, (Update, Delete))
+    ):
+        return statement
+    mapper: Any = context.bind_mapper
+    spec = spec_of(statement.table)
+    if spec.id_index is None or spec.places_of is not None:
+        return statement  # its rows do not name their shards by an id
+    column = mapper.attrs[links_of(mapper).identity[spec.id_index]].class_attribute
+    has = literal(lambda row_id: spec.shard_of(row_id) == place.shard_id, NullType())
+    return statement.where(_OnShard(column.expression, has, _ON_SHARD, Boolean()))
+
+
 def _invoke(
     context: ORMExecuteState,
     session: ShardSession,
@@ -600,6 +644,7 @@ def _invoke(
     scattered: bool = False,
 ) -> Result[Any]:
     return context.invoke_statement(
+        _evaluated_on(context, place),
         bind_arguments={**context.bind_arguments, "place": place},
         execution_options={
             OPTION: session._plan_for(place, scattered=scattered),

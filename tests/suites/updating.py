@@ -6,11 +6,11 @@ import pytest
 from sqlalchemy import bindparam, delete, func, select, text, update
 from sqlalchemy.orm import Bundle
 
-from sqla_shard import exc
+from sqla_shard import exc, scatter
 from tests.models.clusters import PINS
 from tests.models.layouts import pack
 from tests.models.models import BOARD, COMMENT, Comment, PIN, Pin, Setting
-from tests.suites.inserting import Changing, pins_of
+from tests.suites.inserting import Changing, pins_of, SHARDS
 
 
 class Updating(Changing):
@@ -43,6 +43,23 @@ class Updating(Changing):
         assert set(log.take()) == {0, 5, 18}
         assert [pin.n for pin in held] == [0, 11] * 3
         assert [pin.title for pin in held] == ["p0", "new"] * 3
+
+    @pytest.mark.parametrize("how", ["auto", "evaluate", "fetch"])
+    @pytest.mark.parametrize("shard_id", [None, 5])
+    def test_objects_change_with_their_rows(self, many, pins, how, shard_id):
+        held = many.get_many(Pin, pins)
+        chosen = {} if shard_id is None else {"shard_id": shard_id}
+        made = update(Pin).where(Pin.n < 100).values(n=Pin.n + 1)
+        many.execute(
+            made if chosen else made.options(scatter()),
+            bind_arguments=chosen,
+            execution_options={"synchronize_session": how},
+        )
+        changed = [shard_id in (None, shard) for shard in SHARDS for _ in (0, 1)]
+        want = [n + more for n, more in zip([0, 1] * 3, changed, strict=True)]
+        assert [pin.__dict__["n"] for pin in held] == want
+        many.expire_all()
+        assert [pin.n for pin in held] == want
 
     def test_by_primary_key(self, many, log, pins):
         held = many.get_many(Pin, pins)
@@ -186,6 +203,13 @@ class Deleting(Changing):
         done = many.execute(delete(Comment).where(Comment.pin_id.in_(pins)))
         assert done.rowcount == 6
         assert set(log.take()) == {0, 5, 18}
+
+    def test_objects_of_other_shards_stay(self, session, pins):
+        held = session.get_many(Pin, pins)
+        gone = delete(Comment).where(Comment.n == 0)
+        kept = [pin.comments[0] for pin in held]
+        session.execute(gone, bind_arguments={"shard_id": 5})
+        assert [one in session for one in kept] == [True] * 2 + [False] * 2 + [True] * 2
 
     def test_nothing_can_match(self, session, log):
         done = session.execute(delete(Comment).where(Comment.id.in_([])))
