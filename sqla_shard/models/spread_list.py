@@ -29,7 +29,7 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.models.class_checks import built_once
 from sqla_shard.models.list_positions import MOST_PIECES
 from sqla_shard.models.mapping_definition import link, piece_place, pieces_of
-from sqla_shard.models.mapping_list import add_to_count, List, statements_of
+from sqla_shard.models.mapping_list import add_to_count, chunked, List, statements_of
 from sqla_shard.outbox.apply import is_applied_in, retried
 from sqla_shard.outbox.operations import add_pending
 from sqla_shard.session import ShardSession
@@ -249,7 +249,11 @@ class MovingPiece(Piece):
         """Copy rows to their piece; return the number of new copies."""
         self.now.locked(None)
         statements = self._pieces
-        rows = self.before.execute(statements.copied, ids=target_ids).all()
+        rows = [
+            row
+            for some in chunked(target_ids)
+            for row in self.before.execute(statements.copied, ids=some)
+        ]
         name = self.statements.definition.target.column
         there = self.now.present([getattr(row, name) for row in rows])
         added = [dict(row._mapping) for row in rows if getattr(row, name) not in there]

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 import uuid
 from dataclasses import replace
 from datetime import datetime
@@ -680,7 +681,11 @@ class TestWithoutReplication:
 
 
 class Writers:
-    """Threads that write whatever standbys must repeat."""
+    """Threads that write whatever standbys must repeat.
+
+    They rest as long as a transaction takes: on a busy machine a standby would not
+    keep up with them.
+    """
 
     def __init__(self, server, rng):
         self._server = server
@@ -707,6 +712,7 @@ class Writers:
         connection.autocommit(False)
         with connection, connection.cursor() as cursor:
             while not self._stop.is_set():
+                begin = time.monotonic()
                 # Deadlocks of the three are rolled back.
                 with contextlib.suppress(pymysql.err.OperationalError):
                     for _ in range(rng.randint(1, 5)):
@@ -716,6 +722,7 @@ class Writers:
                     else:
                         connection.commit()
                         self.writes += 1
+                self._stop.wait(time.monotonic() - begin)
 
     def _statement(self, rng):
         place = f"db0000{rng.randrange(4)}.w"
