@@ -443,10 +443,12 @@ class Columns:
                 class_name=self.name,
             )
         self._refuse_name()
-        self.select = select(mapper.class_)
+        self.select: Select[Any] = select(mapper.class_)
         self._named = {column.name: column for column in self.table.c}
         compiled: Any = self.select.compile()
-        self.names = [entry.keyname for entry in private.result_columns(compiled)]
+        self.names: list[Any] = [
+            entry.keyname for entry in private.result_columns(compiled)
+        ]
         others = [name for name in self.names if name not in self._named]
         if others or len(compiled.statement.get_final_froms()) != 1:
             raise CacheClassError(

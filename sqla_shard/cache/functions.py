@@ -112,7 +112,7 @@ class FunctionCache:
             )
         self.region = region
         self.format = format
-        self.id_type = _id_type(format)
+        self.id_type: type[Any] = _id_type(format)
         if type(version) is not int:
             raise OptionError("must be an integer", option="version", value=version)
         if expire is not None:

@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
         super().__init__(*args, **kwargs)
         self._sections = sections
         #: The modules of the commands, in the order of the help.
-        self.modules = {
+        self.modules: dict[str, str] = {
             name: module
             for commands in sections.values()
             for name, module in commands.items()

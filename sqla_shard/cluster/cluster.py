@@ -193,7 +193,7 @@ class Cluster(FromSources, EventTarget):
         #: set at any time.
         self.id_service: IdService | None = None
         self._comments = comments
-        self.placement = placement or RandomPlacement()
+        self.placement: PlacementPolicy = placement or RandomPlacement()
         environ = os.environ if environ is None else environ
         self._seal = seal_of(bookmark_keys, environ)
         #: Takes samples of the statements, for :mod:`sqla_shard.monitor`.

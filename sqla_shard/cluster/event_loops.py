@@ -23,9 +23,8 @@ import contextlib
 import os
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
 from time import monotonic
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TYPE_CHECKING, TypeVar
@@ -48,7 +47,7 @@ from sqla_shard.engine import (
 from sqla_shard.engine.registry import LOOK
 from sqla_shard.exc import NoEventLoopError
 from sqla_shard.session import PlacementPolicy, ShardSession
-from sqla_shard.session.paging import Seal
+from sqla_shard.session.paging import Page, Seal
 from sqla_shard.session.placement import IdService
 from sqla_shard.session.session import SessionContext
 from sqla_shard.topology import Topology
@@ -354,21 +353,6 @@ class Loops:
         return ended
 
 
-def _awaited(
-    method: Callable[Concatenate[Any, P], T],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return a method that awaits the method of the inner session."""
-
-    @wraps(method)
-    async def awaited(session: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        # By its name: a subclass of the inner session may override it.
-        inner: Any = getattr(session.sync_session, method.__name__)
-        result: T = await greenlet_spawn(partial(inner, *args, **kwargs))
-        return result
-
-    return awaited
-
-
 class AsyncShardSession(AsyncSession):
     """A session over the virtual shards of a cluster, for event loops.
 
@@ -381,7 +365,7 @@ class AsyncShardSession(AsyncSession):
         ``run_sync(fn)`` hands to ``fn``.
     """
 
-    sync_session_class = ShardSession
+    sync_session_class: type[ShardSession] = ShardSession
     sync_session: ShardSession
 
     async def get(
@@ -402,8 +386,34 @@ class AsyncShardSession(AsyncSession):
         ) -> T:
             """Await ``fn(sync_session, *arg, **kw)``."""
 
-    get_many = _awaited(ShardSession.get_many)
-    scatter_page = _awaited(ShardSession.scatter_page)
+    async def get_many(
+        self,
+        entity: type[T],
+        ids: Iterable[int],
+        *,
+        options: Sequence[Any] = (),
+        execution_options: Any = None,
+    ) -> list[T | None]:
+        """Return the objects of several ids; see :meth:`ShardSession.get_many`."""
+        given = {"options": options, "execution_options": execution_options}
+        return await greenlet_spawn(self.sync_session.get_many, entity, ids, **given)
+
+    async def scatter_page(
+        self,
+        statement: Any,
+        limit: int,
+        after: str | None = None,
+        *,
+        parameters: Any = None,
+    ) -> Page[Any]:
+        """Return a page of a SELECT; see :meth:`ShardSession.scatter_page`."""
+        return await greenlet_spawn(
+            self.sync_session.scatter_page,
+            statement,
+            limit,
+            after,
+            parameters=parameters,
+        )
 
     async def __aexit__(self, *details: object) -> None:
         await to_the_end(self.close(), cut=True)

@@ -223,7 +223,9 @@ class EdgeTable:
         self.number: Any = own[number]
         self.sequence: Any = own.sequence
         self.version: Any = own.version
-        self.counts = EdgeCounts(self, count_slots) if count_slots else None
+        self.counts: EdgeCounts | None = (
+            EdgeCounts(self, count_slots) if count_slots else None
+        )
         self._put = UpsertNewer(self.table)
         self._missing = InsertMissing(self.table)
         self._edge = (self.kind, self.number, self.sequence, self.version)
@@ -567,7 +569,7 @@ class EdgeCounts:
         self._slots = slots
         key = (edges.source_id.name, "kind", "slot")
         fixed: Any = {"primary_key": True, "autoincrement": False}
-        self.table = Table(
+        self.table: Table = Table(
             f"{edges.name}_count",
             edges.table.metadata,
             Column(key[0], ObjectRef(colocated=True), **fixed),

@@ -63,10 +63,10 @@ from sqla_shard.engine import scatter
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.ids import unpack
-from sqla_shard.jobs import current_job, task
+from sqla_shard.jobs import current_job, Task, task
 from sqla_shard.models.deletion import call, existing, Part, register_belongings, Work
 from sqla_shard.models.id_sources import require_default_layout
-from sqla_shard.outbox import operation
+from sqla_shard.outbox import Operation, operation
 from sqla_shard.planning import declare, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit, Page, Subject
@@ -128,7 +128,7 @@ class FeedTables:
         self._statements: dict[tuple[bool, bool], Any] = {}
         self._relations: dict[bool, Any] = {}
         prefix = "" if name == "feeds" else f"{name}_"
-        self.posts = self._table(
+        self.posts: Any = self._table(
             base,
             f"{prefix}user_has_posts",
             {
@@ -139,7 +139,7 @@ class FeedTables:
             },
             Index(f"ix_{prefix}user_has_posts", *("author_id", "sequence", "post_id")),
         )
-        self.pulled = self._table(
+        self.pulled: Any = self._table(
             base,
             f"{prefix}user_has_pulled_posts",
             {
@@ -147,7 +147,9 @@ class FeedTables:
                 "since": mapped_column(BigInteger, nullable=False),
             },
         )
-        self.drop = operation(f"{name}.drop", on="author_id")(self._drop)
+        self.drop: Operation[Any] = operation(f"{name}.drop", on="author_id")(
+            self._drop
+        )
         register_belongings(follows.user, self._of_users)
         register_belongings(post, self._of_posts)
 
@@ -418,10 +420,10 @@ class Feed(FeedTables):
         self._known: WeakKeyDictionary[Any, tuple[float, list[int]]] = (
             WeakKeyDictionary()
         )
-        self.fan_out = task(
+        self.fan_out: Task = task(
             f"{name}.fan_out", queue=queue, in_transaction=False, retry=RETRY
         )(self._fan_out)
-        self.forget = task(
+        self.forget: Task = task(
             f"{name}.forget", queue=queue, in_transaction=False, retry=RETRY
         )(self._forget)
         follows.listeners.append(self._on_change)

@@ -61,7 +61,7 @@ from sqla_shard.exc import (
 from sqla_shard.ids import DEFAULT_LAYOUT, unpack
 from sqla_shard.models.deletion import Call, call, Part, register_belongings, Work
 from sqla_shard.models.id_sources import require_default_layout
-from sqla_shard.outbox import operation
+from sqla_shard.outbox import Operation, operation
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import Page
@@ -191,7 +191,7 @@ class FollowLists:
                 class_name=user.__name__,
             )
         #: The classes of what can be followed.
-        self.entities = [user] if board is None else [user, board]
+        self.entities: list[Any] = [user] if board is None else [user, board]
         for cls in self.entities:
             require_default_layout(cls)
         specs = [spec_of(inspect(cls).local_table) for cls in self.entities]
@@ -205,7 +205,7 @@ class FollowLists:
         # Without boards a post is published by its user alone.
         self.user_type, self.board_type = specs[0].type_id, specs[-1].type_id
         prefix = "" if name == "follows" else f"{name}_"
-        self.users = EdgeTable(
+        self.users: EdgeTable = EdgeTable(
             base,
             f"{prefix}user_follows_user",
             user,
@@ -213,7 +213,7 @@ class FollowLists:
             "n_boards",
             count_slots=count_slots,
         )
-        self.users_reversed = EdgeTable(
+        self.users_reversed: EdgeTable = EdgeTable(
             base,
             f"{prefix}user_followed_by_user",
             user,
@@ -537,8 +537,12 @@ class Follows(FollowLists):
         #: the shard of a user or board who is followed.
         self.listeners: list[Listener] = []
         self._user_id = inspect(user).primary_key[0]
-        self.apply = operation(f"{name}.apply", on="near")(self._reverse)
-        self.forget = operation(f"{name}.forget", on="near")(self._forget)
+        self.apply: Operation[Any] = operation(f"{name}.apply", on="near")(
+            self._reverse
+        )
+        self.forget: Operation[Any] = operation(f"{name}.forget", on="near")(
+            self._forget
+        )
         register_belongings(user, self._of_users)
         if board is not None:
             register_belongings(board, self._of_boards)

@@ -288,7 +288,7 @@ class FeedStore:
         prefix: str = "feed:",
         timeout: float = 1.0,
     ) -> None:
-        self.databases = RedisDatabases(urls, timeout)
+        self.databases: RedisDatabases = RedisDatabases(urls, timeout)
         self.size = size
         self._expires = int(days * 86_400_000)
         self._prefix = prefix
@@ -577,7 +577,7 @@ class FollowStore:
         prefix: str = "follows:",
         timeout: float = 1.0,
     ) -> None:
-        self.databases = RedisDatabases(urls, timeout)
+        self.databases: RedisDatabases = RedisDatabases(urls, timeout)
         self.largest = largest
         self._expires = int(days * 86_400_000)
         self._prefix = prefix

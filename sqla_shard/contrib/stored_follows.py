@@ -28,7 +28,7 @@ from sqla_shard.contrib.redis_stores import FollowStore, required, RETRY
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.ids import DEFAULT_LAYOUT, unpack
-from sqla_shard.jobs import task
+from sqla_shard.jobs import Task, task
 from sqla_shard.models.deletion import existing, Part, register_belongings, Work
 from sqla_shard.session import ShardSession
 from sqla_shard.session.session import separate_session
@@ -62,18 +62,18 @@ class StoredFollows(FollowLists):
         vars(self).update(vars(follows))
         self.follows = follows
         self.store = store
-        self.users = _StoredEdges(follows.users, self)
-        self.users_reversed = _StoredEdges(follows.users_reversed, self)
+        self.users: _StoredEdges = _StoredEdges(follows.users, self)
+        self.users_reversed: _StoredEdges = _StoredEdges(follows.users_reversed, self)
         if follows.board is not None:
-            self.boards = _StoredEdges(follows.boards, self)
-            self.boards_reversed = _StoredEdges(follows.boards_reversed, self)
-        self.add = task(
+            self.boards: Any = _StoredEdges(follows.boards, self)
+            self.boards_reversed: Any = _StoredEdges(follows.boards_reversed, self)
+        self.add: Task = task(
             f"{follows.name}.add_to_store",
             queue=queue,
             in_transaction=False,
             retry=RETRY,
         )(self._add)
-        self.forget_lists = task(
+        self.forget_lists: Task = task(
             f"{follows.name}.forget_lists",
             queue=queue,
             in_transaction=False,

@@ -466,7 +466,7 @@ class Averaged(ColumnElement[Any]):
     """
 
     __visit_name__ = "sqla_shard_averaged"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("total", InternalTraversal.dp_clauseelement),
         ("count", InternalTraversal.dp_clauseelement),

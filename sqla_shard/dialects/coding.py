@@ -184,7 +184,7 @@ class _MomentText(ColumnElement[Any]):
     """
 
     __visit_name__ = "sqla_shard_moment_text"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     type = String()
 
     def __init__(self, element: Any) -> None:
@@ -216,7 +216,7 @@ class _FieldText(ColumnElement[Any]):
     """
 
     __visit_name__ = "sqla_shard_field_text"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     type = String()
 
     def __init__(self, element: Any, stored: Mapping[str, Any] | None = None) -> None:

@@ -64,11 +64,11 @@ class PolledCall(greenlet):
         # In a new greenlet all context variables are empty.
         self.gr_context = contextvars.copy_context()
         self._job = job
-        self.done = False
+        self.done: bool = False
         self.result: Any = None
         self.failure: BaseException | None = None
-        self.fd = -1
-        self.events = 0
+        self.fd: int = -1
+        self.events: int = 0
         self.deadline: float | None = None
 
     def _go(self) -> None:
@@ -208,8 +208,8 @@ class PolledConnection:
     Error: type[Exception]
     OperationalError: type[Exception]
     defers = False
-    pending = False
-    awaits_response = False
+    pending: bool = False
+    awaits_response: bool = False
     _has_locks = True
 
     @property

@@ -258,7 +258,7 @@ class AllDigits(ColumnElement[Any]):
     """
 
     __visit_name__ = "sqla_shard_all_digits"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("element", InternalTraversal.dp_clauseelement)
     ]
@@ -292,7 +292,7 @@ class DividedSum(ReturnTypeFromArgs[Any]):
     """
 
     name = "sum"
-    inherit_cache = True
+    inherit_cache: bool = True
     _register = False
 
 

@@ -105,7 +105,7 @@ class OfText(ColumnElement[Any]):
     """
 
     __visit_name__ = "sqla_shard_of_text"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("element", InternalTraversal.dp_clauseelement),
         ("part", InternalTraversal.dp_string),
@@ -115,7 +115,7 @@ class OfText(ColumnElement[Any]):
     def __init__(self, element: Any, part: str) -> None:
         self.element = element
         self.part = part
-        self.length = _declared(element)
+        self.length: int | None = _declared(element)
         self.type = NullType()
 
     @property
@@ -464,7 +464,7 @@ class SortKey(ColumnElement[Any]):
     """
 
     __visit_name__ = "sqla_shard_sort_key"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("element", InternalTraversal.dp_clauseelement),
         ("kind", InternalTraversal.dp_string),
@@ -519,7 +519,7 @@ class ShownId(ColumnElement[Any]):
     """
 
     __visit_name__ = "sqla_shard_shown_id"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("column", InternalTraversal.dp_clauseelement),
         ("shown", InternalTraversal.dp_clauseelement),
@@ -562,7 +562,7 @@ class Hidden(roles.StatementOptionRole, ClauseElement):
     """
 
     __visit_name__ = "sqla_shard_hidden"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("elements", InternalTraversal.dp_clauseelement_list),
         ("distinct", InternalTraversal.dp_boolean),

@@ -52,7 +52,7 @@ class BlobValue(ColumnElement[Any]):
     """
 
     __visit_name__ = "sqla_shard_blob_value"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("column", InternalTraversal.dp_clauseelement),
         ("keys", InternalTraversal.dp_string_list),
@@ -77,7 +77,7 @@ class BlobValue(ColumnElement[Any]):
         self.form = form
         self.type = type_
         self.nullable = nullable
-        self.default = (
+        self.default: BindParameter[Any] | None = (
             None
             if default is None
             else BindParameter(None, default, type_=type_, unique=True)
@@ -234,7 +234,7 @@ class BlobActive(ColumnElement[bool]):
     """
 
     __visit_name__ = "sqla_shard_blob_active"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("column", InternalTraversal.dp_clauseelement)
     ]
@@ -285,7 +285,7 @@ class IsBinary(ColumnElement[bool]):
     """Whether a column of a table stores bytes that are not text."""
 
     __visit_name__ = "sqla_shard_is_binary"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("column", InternalTraversal.dp_clauseelement)
     ]
@@ -311,7 +311,7 @@ class UpdatedAt(ColumnElement[Any]):
     """The default of a column with the time of the last change."""
 
     __visit_name__ = "sqla_shard_updated_at"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = []  # noqa: RUF012  # SQLAlchemy's own protocol
 
 
@@ -371,7 +371,7 @@ class ServerTime(ColumnElement[Any]):
     """
 
     __visit_name__ = "sqla_shard_moment"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("later", InternalTraversal.dp_clauseelement)
     ]
@@ -408,7 +408,7 @@ class InsertMissing(Insert):
     truncate values that are too long.
     """
 
-    inherit_cache = True
+    inherit_cache: bool | None = True
 
 
 @compiles(InsertMissing)
@@ -427,7 +427,7 @@ def _insert_missing_mysql(element: Any, compiler: Any, **kw: Any) -> str:
 class Upsert(Insert):
     """An INSERT that sets all columns if the primary key exists."""
 
-    inherit_cache = True
+    inherit_cache: bool | None = True
 
 
 @compiles(Upsert)
@@ -461,7 +461,7 @@ class UpsertNewer(Insert):
     :data:`VERSION`.  A row of the same version is set again.
     """
 
-    inherit_cache = True
+    inherit_cache: bool | None = True
 
 
 @compiles(UpsertNewer)
@@ -501,7 +501,7 @@ class InsertCounting(Insert):
     under :data:`COUNTING`.
     """
 
-    inherit_cache = True
+    inherit_cache: bool | None = True
 
 
 #: Key of ``Table.info``: the names of the columns of a unique key, and the
@@ -532,7 +532,7 @@ class InsertAdding(Insert):
     ``Table.info`` is as for :class:`InsertCounting`.
     """
 
-    inherit_cache = True
+    inherit_cache: bool | None = True
 
 
 @compiles(InsertAdding)
@@ -561,7 +561,7 @@ class SkipLocked(ColumnElement[Any]):
     """
 
     __visit_name__ = "sqla_shard_skip_locked"
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = []  # noqa: RUF012  # SQLAlchemy's own protocol
 
 

@@ -365,14 +365,16 @@ class ExecutionPlan:
         self.places: Sequence[Place] = places
         self.scattered: bool = scattered
         self.watch: StatementReports | None = watch
-        self.report = None if watch is None else watch.report
+        self.report: Callable[[StatementReport], Any] | None = (
+            None if watch is None else watch.report
+        )
         #: The compiled statement, for reports.
         self.text: str = ""
         #: The target of an implicit load, for reports.
         self.loads: str | None = None
         self.started: float = started
         self.connections: Sequence[Connection] = connections
-        self.wrote = wrote
+        self.wrote: Callable[[Place, str, Any], None] | None = wrote
         self.merge: Merge | None = merge
         self.limits: Scatter | None = limits
         #: The maximum number of rows of the result; None for any.

@@ -89,8 +89,8 @@ class Admin:
         timeout: float = 10.0,
         password: PasswordSource | None = None,
     ) -> None:
-        self.host = str(url.host)
-        self.port = url.port or 3306
+        self.host: str = str(url.host)
+        self.port: int = url.port or 3306
         self.name = name
         self.timeout = timeout
         self._url = url

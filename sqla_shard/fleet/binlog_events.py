@@ -276,7 +276,7 @@ class LogReader:
         self._database = database.encode()
         self._target = target.encode()
         #: The event that describes the format, for the statement BINLOG.
-        self.format = b""
+        self.format: bytes = b""
         #: Last number of each domain and server at this place.
         self.state: dict[tuple[int, int], int] | None = None
         #: Of MySQL: the transactions before this place; and those of them

@@ -189,12 +189,14 @@ class ComparedColumns:
         key_columns: Sequence[str] = (),
     ) -> None:
         by_name = {column.name: column for column in columns}
-        self.columns = tuple(columns)
-        self.key = tuple(by_name[name] for name in key_columns)
+        self.columns: tuple[ComparedColumn, ...] = tuple(columns)
+        self.key: tuple[ComparedColumn, ...] = tuple(
+            by_name[name] for name in key_columns
+        )
         self._place = f"{marked(database)}.{marked(table)}"
         self._index = f" FORCE INDEX ({marked(key)})" if key else ""
         self._long = _long(columns)
-        self.checksum = _hash(
+        self.checksum: str = _hash(
             [part for column in columns for part in self._parts(column)]
             + [_nulls(columns)]
         )

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Any, TYPE_CHECKING
+from typing import Any, ClassVar, TYPE_CHECKING
 
 from sqla_shard.exc import TopologyUnavailableError
 from sqla_shard.exc.base import shortened_list
@@ -106,7 +106,7 @@ class Clients(JsonObject):
     :ivar unread: why nodes could not be read; None if all were.
     """
 
-    derived = ("epochs",)
+    derived: ClassVar[tuple[str, ...]] = ("epochs",)
 
     epoch: int
     known: tuple[Client, ...]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sqla_shard.dialects.mysql.catalogue import TABLE_TYPES
 from sqla_shard.fleet.admin import Admin
@@ -145,7 +145,7 @@ class DataReport(JsonObject):
     :ivar unread: tables and databases that were not compared.
     """
 
-    derived = ("ok", "late")
+    derived: ClassVar[tuple[str, ...]] = ("ok", "late")
 
     first: str
     second: str

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 from sqla_shard.fleet import (
     access_checks,
@@ -54,7 +55,7 @@ class DoctorReport(JsonObject):
     :ivar findings: the findings, the worst first.
     """
 
-    derived = ("ok",)
+    derived: ClassVar[tuple[str, ...]] = ("ok",)
 
     epoch: int
     servers: int

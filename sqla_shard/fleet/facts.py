@@ -53,8 +53,8 @@ class NotReadError(Exception):
     def __init__(self, server: ServerFacts, part: str) -> None:
         super().__init__(part)
         self.server = server
-        self.reason = server.unread.get(part, f"{part} were not read")
-        self.number = server.numbers.get(part)
+        self.reason: str = server.unread.get(part, f"{part} were not read")
+        self.number: int | None = server.numbers.get(part)
 
 
 class _FactPart(Generic[T]):

@@ -161,7 +161,7 @@ class Fence:
         self, admin: Admin, databases: Iterable[str], *, exempt: Collection[str] = ()
     ) -> None:
         self.admin = admin
-        self.databases = tuple(databases)
+        self.databases: tuple[str, ...] = tuple(databases)
         self._by_pattern = {escaped(name): name for name in self.databases}
         self._exempt = SYSTEM_USERS | frozenset(exempt)
         self._known: list[tuple[str, str]] | None = None

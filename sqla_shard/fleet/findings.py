@@ -83,10 +83,10 @@ def _finding(
     return FleetFinding(severity=severity, server=str(server), what=what, remedy=remedy)
 
 
-critical = partial(_finding, "critical")
-unknown = partial(_finding, "unknown")
-warning = partial(_finding, "warning")
-info = partial(_finding, "info")
+critical: partial[FleetFinding] = partial(_finding, "critical")
+unknown: partial[FleetFinding] = partial(_finding, "unknown")
+warning: partial[FleetFinding] = partial(_finding, "warning")
+info: partial[FleetFinding] = partial(_finding, "info")
 
 _ServerCheck: TypeAlias = Callable[[ServerFacts, FleetFacts], Findings]
 _PairCheck: TypeAlias = Callable[[PairFacts, FleetFacts], Findings]

@@ -48,11 +48,11 @@ class Pair:
     """
 
     def __init__(self, name: str, members: Iterable[tuple[Keyspace, Server]]) -> None:
-        self.members = tuple(members)
+        self.members: tuple[tuple[Keyspace, Server], ...] = tuple(members)
         first = self.members[0][1]
         self.name = name
-        self.primary = first.primary
-        self.standby = first.standby
+        self.primary: str = first.primary
+        self.standby: str | None = first.standby
 
     @property
     def urls(self) -> dict[str, str]:
@@ -123,7 +123,7 @@ class Fleet:
         timeout: float = 10.0,
         session_timeout: float = 10.0,
     ) -> None:
-        self.location = os.fspath(location)
+        self.location: str = os.fspath(location)
         self.accounts = accounts
         self.placeholders = placeholders
         self.environ = environ

@@ -237,7 +237,7 @@ class FileJournal:
         *,
         placeholders: Collection[str] = DEFAULT_PLACEHOLDERS,
     ) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self._source = FileSource(
             # As given: messages mask the password of a URL, which a Path is
             # not any more.

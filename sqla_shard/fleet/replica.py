@@ -77,7 +77,7 @@ class Replica(FleetOperation):
     def __init__(self, fleet: Fleet, plan: FleetPlan) -> None:
         super().__init__(fleet, plan)
         arguments = plan.arguments
-        self.server = str(arguments["server"])
+        self.server: str = str(arguments["server"])
         self._action = str(arguments["action"])
         self._target = str(arguments["target"])
         self._publishes = bool(arguments["publish"])

@@ -31,7 +31,7 @@ class RoleChange(FleetOperation):
 
     def __init__(self, fleet: Fleet, plan: FleetPlan) -> None:
         super().__init__(fleet, plan)
-        self.server = str(plan.arguments["server"])
+        self.server: str = str(plan.arguments["server"])
         self._urls: dict[str, str] = {}
 
     @classmethod

@@ -361,7 +361,7 @@ class RowCopy:
         self._report_times = Interval(_PROGRESS_SECONDS)
         self._all = self._tables = self._rows = self._bytes = 0
         #: History of the source at the position, after :meth:`run`.
-        self.history = ""
+        self.history: str = ""
         packet = self.target.variables("max_allowed_packet")
         self._most = int(packet["max_allowed_packet"])
 

@@ -192,7 +192,7 @@ class Votes:
                 "topology push FILE"
             )
         hosts, options = zookeeper_options(fleet.location)
-        self.name = uuid.uuid4().hex
+        self.name: str = uuid.uuid4().hex
         self._stale = stale
         self._mine = f"{_VOTES}/{self.name}"
         # Version of each vote, and when it was older.

@@ -24,7 +24,7 @@ from sqla_shard.exc.base import shown
 from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob, extend
 from sqla_shard.jobs.enqueue import encoded, seconds_of
-from sqla_shard.jobs.tasks import find_task, is_periodic, repeat
+from sqla_shard.jobs.tasks import find_task, is_periodic, repeat, Task
 from sqla_shard.outbox.scan import PARALLEL
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
@@ -93,9 +93,9 @@ class RunningJob:
         self.cluster = cluster
         self.job = job
         self.expires: float = expires
-        self.task = find_task(job.task)
+        self.task: Task | None = find_task(job.task)
         self.began: float | None = None
-        self.has_ended = threading.Event()
+        self.has_ended: threading.Event = threading.Event()
         self._lock = threading.Lock()
         self.deadline: float | None = None
         self._limit = 0.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, TYPE_CHECKING
+from typing import Any, ClassVar, TYPE_CHECKING
 
 from sqlalchemy import bindparam, delete, or_, select, String, type_coerce, update
 from sqlalchemy.exc import SQLAlchemyError
@@ -72,7 +72,7 @@ class StoredJob(JsonObject):
     :ivar checkpoint: its progress; None if there is none, or it cannot be read.
     """
 
-    derived = ("id",)
+    derived: ClassVar[tuple[str, ...]] = ("id",)
 
     keyspace: str
     shard_id: int

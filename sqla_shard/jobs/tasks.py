@@ -353,7 +353,9 @@ class Task:
         self.function = function
         self.queue = queue
         self.retry = retry
-        self.max_attempts = retry.retries + 1 if max_attempts is None else max_attempts
+        self.max_attempts: int = (
+            retry.retries + 1 if max_attempts is None else max_attempts
+        )
         self.priority = priority
         self.in_transaction = in_transaction
         self.keyspace = keyspace

@@ -111,8 +111,8 @@ class MovedLinks(MovedRows):
             problems.append(f"{item.table}.{order.name} must be a time or an integer")
         if problems:
             raise DeclarationError(problems)
-        self.source_column = definition.source.column
-        self.target_column = definition.target.column
+        self.source_column: str = definition.source.column
+        self.target_column: str = definition.target.column
         self._types = types
         # The key of the database may have the other order.
         self._swapped = names[0] != item.source
@@ -157,7 +157,7 @@ class LinkConversion:
     ) -> None:
         self._order = order
         self._zone = zone
-        self.left = tuple(
+        self.left: tuple[str, ...] = tuple(
             name for name in columns if order is None or name != order.name
         )
 
@@ -386,7 +386,7 @@ class Copier:
     def __init__(
         self, tables: Mapping[str, MovedRows], engine: Engine, cluster: Cluster
     ) -> None:
-        self.ids = IdMap(tables, engine, cluster)
+        self.ids: IdMap = IdMap(tables, engine, cluster)
         self._engine = engine
         self._cluster = cluster
 
@@ -721,7 +721,7 @@ class IdMap:
     def __init__(
         self, tables: Mapping[str, MovedRows], engine: Engine, cluster: Cluster
     ) -> None:
-        self.types = {
+        self.types: dict[int, MovedTable] = {
             one.type_id: one for one in tables.values() if isinstance(one, MovedTable)
         }
         # A claimed id never changes.

@@ -60,7 +60,7 @@ class _OnServer(ColumnElement[Any]):
     :param form: the expression, with ``{}`` for the value.
     """
 
-    inherit_cache = True
+    inherit_cache: bool | None = True
     _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
         ("column", InternalTraversal.dp_clauseelement),
         ("form", InternalTraversal.dp_string),

@@ -202,10 +202,10 @@ class Marks:
     """
 
     def __init__(self, table: Table, types: Sequence[TypeEngine[Any]] = ()) -> None:
-        self.key = tuple(table.primary_key)
+        self.key: tuple[Column[Any], ...] = tuple(table.primary_key)
         if not self.key:
             raise ValueError(f"{table.key} has no primary key")
-        self.table = table_of_marks(table, types)
+        self.table: Table = table_of_marks(table, types)
         self._columns = tuple(column for column in self.table.c if column.primary_key)
 
     def raise_versions(

@@ -506,15 +506,17 @@ class Move:
         self.cluster = cluster
         self.store = stage_store(stage)
         #: The tables by name, parents first.
-        self.tables = _tables(declaration, metadata, classes)
+        self.tables: dict[str, MovedRows] = _tables(declaration, metadata, classes)
         self._classes = classes.keys()
-        self.copier = Copier(self.tables, engine, cluster)
-        self.waiting = WaitingRows(self.tables, engine, cluster)
+        self.copier: Copier = Copier(self.tables, engine, cluster)
+        self.waiting: WaitingRows = WaitingRows(self.tables, engine, cluster)
         self.counts: Counter[str] = Counter()
         self._copies = copies
         self._refresh = refresh
         self._compare = compare
-        self.replicas = tuple(_replica(url, cluster) for url in replicas)
+        self.replicas: tuple[URL, ...] = tuple(
+            _replica(url, cluster) for url in replicas
+        )
         self._random = random.Random()  # noqa: S311  # not a secret
         self._never = Event()
         self._lock = Lock()

@@ -528,7 +528,7 @@ class Writes:
 
     def __init__(self, places: ShadowPlaces) -> None:
         self.places = places
-        self.log = TransactionLog(places, cross_shard=None)
+        self.log: TransactionLog = TransactionLog(places, cross_shard=None)
         self.has_unknown = False
         self.is_refused = False
 
@@ -562,7 +562,7 @@ class Planner:
 
     def __init__(self, future: Future) -> None:
         self.future = future
-        self.places = ShadowPlaces()
+        self.places: ShadowPlaces = ShadowPlaces()
         roots = frozenset(
             one.spec.type_id
             for one in future.tables.values()
@@ -571,7 +571,7 @@ class Planner:
             and one.spec.colocation is None
             and one.id_column is not None
         )
-        self.locations = Locations(roots)
+        self.locations: Locations = Locations(roots)
         #: Rows inserted with a foreign key to a row of the same owner, of
         #: another one, and of an unknown one, by column.
         self.references: dict[str, list[int]] = {}

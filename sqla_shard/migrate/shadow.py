@@ -123,7 +123,7 @@ class Shadow:
         for name, share in (("sample", sample), ("budget", budget)):
             if share is not None and not 0 <= share <= 1:
                 raise MigrateSetupError(f"{name}={share!r} must be from 0 to 1")
-        self.future = Future(declaration, metadata)
+        self.future: Future = Future(declaration, metadata)
         self._sample = sample
         self._budget = budget
         self._every = every
@@ -454,13 +454,13 @@ class PlannedTransaction:
     )
 
     def __init__(self, writes: Writes) -> None:
-        self.writes = writes
-        self.begun_at = thread_time()
-        self.thread = threading.get_ident()
+        self.writes: Writes = writes
+        self.begun_at: float = thread_time()
+        self.thread: int = threading.get_ident()
         self.pending: Any = None
         self.line = _NOWHERE
-        self.started = 0.0
-        self.seconds = 0.0
+        self.started: float = 0.0
+        self.seconds: float = 0.0
 
     @property
     def processor_time(self) -> float | None:

@@ -620,7 +620,7 @@ class DatabaseFence:
     """
 
     def __init__(self, schema: str | None = None) -> None:
-        self.table = Table(
+        self.table: Table = Table(
             "sqla_shard_stage",
             MetaData(),
             Column("id", Integer, primary_key=True, autoincrement=False),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from sqlalchemy import Column, MetaData, Table, UniqueConstraint
 
@@ -52,7 +52,7 @@ class Suggestion(JsonObject):
         one statement for each key.
     """
 
-    derived = ("owners",)
+    derived: ClassVar[tuple[str, ...]] = ("owners",)
 
     declaration: Declaration
     score: float

@@ -143,7 +143,7 @@ class Conversion:
             if name != table.id_column and name not in self._attributes
         )
         self._names = tuple(self._attributes.values())
-        self.raw = {
+        self.raw: dict[str, Column[Any]] = {
             name: column
             for name, attribute in self._attributes.items()
             if name not in self._convert
@@ -151,7 +151,7 @@ class Conversion:
             and (column := _plain(cls, attribute)) is not None
             and _are_alike(column.type, table.table.c[name].type)
         }
-        self.converted = self._convert.keys() | self._revert.keys()
+        self.converted: set[str] = self._convert.keys() | self._revert.keys()
         # What a function does not get is a moment already.
         self._moments = {
             column.name
@@ -463,9 +463,9 @@ class MovedRows:
         self.spec = spec_of(self.mapper.local_table)
         self.layout = self.spec.layout or DEFAULT_LAYOUT
         #: The table, with types that change no value.
-        self.exact = exact_table(table)
-        self.marks = Marks(self.exact)
-        self.shard_marks = Marks(self.mapper.local_table, [BigInteger()] * keys)
+        self.exact: Table = exact_table(table)
+        self.marks: Marks = Marks(self.exact)
+        self.shard_marks: Marks = Marks(self.mapper.local_table, [BigInteger()] * keys)
 
     def legacy(self, engine: Engine) -> LegacyRows:
         """Return the rows in the database."""
@@ -534,18 +534,18 @@ class MovedTable(MovedRows):
             revert=moved.revert,
         )
         raw = self._conversion.raw
-        self.exact = exact_table(self.table, raw, self._conversion.converted)
-        self.marks = Marks(self.exact)
+        self.exact: Table = exact_table(self.table, raw, self._conversion.converted)
+        self.marks: Marks = Marks(self.exact)
         there = exact_table(
             self.mapper.local_table, [column.name for column in raw.values()]
         )
-        self.raw = {
+        self.raw: dict[str, Column[Any]] = {
             attribute: there.c[column.key]
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
             and there.c[column.key].type is not column.type
         }
-        self.late = {
+        self.late: dict[str, Column[Any]] = {
             attribute: there.c[column.key]
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
@@ -557,13 +557,13 @@ class MovedTable(MovedRows):
             )
             and column.computed is None
         }
-        self.vectors = frozenset(
+        self.vectors: frozenset[str | None] = frozenset(
             attribute
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
             and is_vector(column.type)
         )
-        self.computed = frozenset(
+        self.computed: frozenset[str | None] = frozenset(
             attribute
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
@@ -577,8 +577,8 @@ class MovedTable(MovedRows):
             and column.computed is None
             and (column.onupdate is not None or column.type._type_affinity is DateTime)
         }
-        self.lookups = self._lookups(lookups)
-        self.parent_column = found.parent_column
+        self.lookups: dict[str, type[Any]] = self._lookups(lookups)
+        self.parent_column: str | None = found.parent_column
         self.parent: str | None = None
         if self.parent_column is not None:
             parent = found.kinds[self.parent_column].type_id
@@ -631,8 +631,8 @@ class LegacyRows:
     """The rows of a table in the database, by primary key."""
 
     def __init__(self, one: MovedRows, engine: Engine) -> None:
-        self.marks = one.marks
-        self.table = one.exact
+        self.marks: Marks = one.marks
+        self.table: Table = one.exact
         self.engine = engine
         self._keys = tuple(self.table.primary_key)
         self._computed = {
@@ -721,7 +721,7 @@ class ShardPart:
     """The rows of one shard, in one transaction at a time."""
 
     def __init__(self, one: MovedRows, cluster: Cluster, shard_id: int) -> None:
-        self.marks = one.shard_marks
+        self.marks: Marks = one.shard_marks
         self._one = one
         self._cluster = cluster
         self._shard_id = shard_id

@@ -228,7 +228,7 @@ class TextCodec(_NativeCodec):
     """``str``."""
 
     kind = ValueKind.TEXT
-    python_type = str
+    python_type: type = str
     _expects = "a str"
 
     def encode(self, value: Any, path: Path | None = None) -> Any:
@@ -248,7 +248,7 @@ class IntegerCodec(_NativeCodec):
     """
 
     kind = ValueKind.INTEGER
-    python_type = int
+    python_type: type = int
     _expects = "an int"
 
     def encode(self, value: Any, path: Path | None = None) -> Any:
@@ -279,7 +279,7 @@ class FloatCodec(Codec):
 
     # Not native: an int written by another program is read as a float.
     kind = ValueKind.FLOAT
-    python_type = float
+    python_type: type = float
     checked = True
     _expects = "a finite float (or an int that is exact as a float)"
 
@@ -316,7 +316,7 @@ class BooleanCodec(_NativeCodec):
     """``bool``; not 0 and 1."""
 
     kind = ValueKind.BOOLEAN
-    python_type = bool
+    python_type: type = bool
     _expects = "a bool"
 
 
@@ -324,7 +324,7 @@ class DecimalCodec(_StringCodec):
     """``Decimal``, finite, stored as its exact string."""
 
     kind = ValueKind.DECIMAL
-    python_type = decimal.Decimal
+    python_type: type = decimal.Decimal
     _expects = (
         "a finite Decimal of at most 4,300 digits and an exponent up to "
         "6,144 (or an int; a float has lost digits already)"
@@ -388,7 +388,7 @@ class DateTimeCodec(_StringCodec):
     """``datetime`` with a time zone; decoded in UTC."""
 
     kind = ValueKind.DATETIME
-    python_type = dt.datetime
+    python_type: type = dt.datetime
     checked = True
     _expects = "a datetime with a time zone"
 
@@ -428,7 +428,7 @@ class DateCodec(_StringCodec):
     """``date``; not ``datetime``."""
 
     kind = ValueKind.DATE
-    python_type = dt.date
+    python_type: type = dt.date
     checked = True
     _expects = "a date (a datetime is not: use its .date())"
 
@@ -451,7 +451,7 @@ class UuidCodec(_StringCodec):
     """``UUID``."""
 
     kind = ValueKind.UUID
-    python_type = uuid.UUID
+    python_type: type = uuid.UUID
     _expects = "a UUID"
 
     def encode(self, value: Any, path: Path | None = None) -> Any:
@@ -535,7 +535,7 @@ class LiteralCodec(Codec):
         self._types = {type(value) for value in values}
         one = next(iter(self._types)) if len(self._types) == 1 else object
         self.python_type = one
-        self.kind = KIND_OF_SCALAR.get(one, ValueKind.JSON)
+        self.kind: ValueKind = KIND_OF_SCALAR.get(one, ValueKind.JSON)
         self._expects = f"one of {', '.join(map(repr, values))}"
         # 1 and True are equal, but not one JSON value.
         self._allowed = {(type(value), value) for value in values}

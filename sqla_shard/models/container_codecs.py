@@ -98,7 +98,7 @@ class JsonCodec(Codec):
         self, field: str, top: type = object, *, nullable: bool = False
     ) -> None:
         super().__init__(field, nullable=nullable or top is object)
-        self.python_type = top
+        self.python_type: type = top
         self._top = (list, tuple) if top is list else top
         self._expects = "JSON" if top is object else f"a {top.__name__}"
 
@@ -150,7 +150,7 @@ class ContainerCodec(Codec):
         self, field: str, python_type: type, element: Codec, *, nullable: bool = False
     ) -> None:
         super().__init__(field, nullable=nullable)
-        self.python_type = python_type
+        self.python_type: type = python_type
         self.element = element
         self.native: bool = element.native
         self._accepted = (list, tuple) if python_type is list else dict
@@ -360,7 +360,7 @@ class RecordType:
             elif field.default_factory is dataclasses.MISSING:
                 self.required.add(field.name)
         try:
-            self.tracked = _tracked_class(cls)
+            self.tracked: type[RecordNode] = _tracked_class(cls)
         except TypeError as error:
             raise refuse(f"{name} cannot be tracked: {error}") from error
 
@@ -480,7 +480,7 @@ class RecordCodec(Codec):
     ) -> None:
         super().__init__(field, nullable=nullable)
         self.record = record
-        self.python_type = record.cls
+        self.python_type: type = record.cls
         self._expects = f"a {record.cls.__qualname__}"
 
     def made(self, node: Node) -> bool:

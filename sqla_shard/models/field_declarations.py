@@ -424,7 +424,7 @@ class FieldProperty(MapperProperty[Any]):
     :ivar field: the field.
     """
 
-    inherit_cache = True
+    inherit_cache: bool | None = True
     comparator_factory = _Comparator
 
     def __init__(self, field: BlobField) -> None:

@@ -483,8 +483,8 @@ class LookupStatements:
             table.c.expires_at == bindparam("old_end"),
             table.c.expires_at <= ServerTime(),
         )
-        self.claim = InsertMissing(table).values({**key, **claimed})
-        self.give = InsertMissing(table).values({**key, **owned})
+        self.claim: InsertMissing = InsertMissing(table).values({**key, **claimed})
+        self.give: InsertMissing = InsertMissing(table).values({**key, **owned})
         self.take_over = abandoned.values(claimed)
         self.give_abandoned = abandoned.values(owned)
         self.give_again = (
@@ -517,7 +517,7 @@ class LookupStatements:
 
     def _build_shared(self) -> None:
         table, target = self._table, self._target
-        self.add = InsertMissing(table).values(
+        self.add: InsertMissing = InsertMissing(table).values(
             {
                 table.c.key: bindparam("the_key"),
                 target: bindparam("the_id"),

@@ -61,8 +61,8 @@ class MappingStatements:
         definition = link(cls)
         self.entity = cls
         self.definition = definition
-        self.source = getattr(cls, definition.source.column)
-        self.target = getattr(cls, definition.target.column)
+        self.source: Any = getattr(cls, definition.source.column)
+        self.target: Any = getattr(cls, definition.target.column)
         self.table: Any = inspect(cls).local_table
         self.counts: CountStatements | None = None
         self._build_reads()
@@ -81,7 +81,7 @@ class MappingStatements:
             here, target.in_(bindparam("ids", expanding=True))
         )
         self.present_locked = self.present.with_for_update()
-        self.first_page = {
+        self.first_page: dict[bool, Any] = {
             newest: self._page(newest).where(here) for newest in (True, False)
         }
         later = {
@@ -94,11 +94,11 @@ class MappingStatements:
             for newest in (True, False)
         }
         until = cls.sequence <= bindparam("until")
-        self.later_page = {
+        self.later_page: dict[bool, Any] = {
             newest: page.add_columns(self._sequence("row", lock=False).label("the_now"))
             for newest, page in later.items()
         }
-        self.later_spread = {
+        self.later_spread: dict[bool, Any] = {
             newest: page.where(until) for newest, page in later.items()
         }
         self.first_bounded, self.later_bounded = (
@@ -146,18 +146,18 @@ class MappingStatements:
 
     def _build_locks(self) -> None:
         moved = self._sequence("row")
-        self.lock_row = self._locking(row=moved)
-        self.lock_top = self._locking(row=moved, top=self._top())
+        self.lock_row: Any = self._locking(row=moved)
+        self.lock_top: Any = self._locking(row=moved, top=self._top())
         # The lock of a piece is another statement, see Piece.locked().
         self.lock_list: Any = self._locking()
-        self.lock_many = self._locking(top=self._top())
-        self.lock_source = self._source_lock()
+        self.lock_many: Any = self._locking(top=self._top())
+        self.lock_source: Any = self._source_lock()
         before = self._sequence("before")
         after = self._sequence("after")
         behind = self._neighbour("before", below=True)
         ahead = self._neighbour("after", below=False)
-        self.lock_before = self._locking(row=moved, before=before, **behind)
-        self.lock_after = self._locking(row=moved, after=after, **ahead)
+        self.lock_before: Any = self._locking(row=moved, before=before, **behind)
+        self.lock_after: Any = self._locking(row=moved, after=after, **ahead)
         self.lock_both = self._locking(row=moved, before=before, after=after, **behind)
 
     # -- parts
@@ -316,7 +316,7 @@ class List:
         self.source_id = source_id
         self.statements: MappingStatements = statements_of(cls)
         source = self.statements.definition.source
-        self.place = place_of(cls, session, source, source_id)
+        self.place: Place = place_of(cls, session, source, source_id)
 
     @property
     def name(self) -> str:
@@ -504,7 +504,7 @@ class CachedRows:
         self._prefix = prefix
         # bisect_left() requires ascending keys.
         self._ascending = prefix.keys[::-1]
-        self.max_shift = reach(rows.statements.definition.respace_to)
+        self.max_shift: int = reach(rows.statements.definition.respace_to)
 
     def first(self, number: int, newest_first: bool) -> Sequence[int]:
         """Return the numbers of the rows of the first page.
@@ -633,7 +633,7 @@ class CountStatements:
         self.read = select(table.c.number).where(*here)
         self.total = select(func.sum(table.c.number)).where(here[0])
         self.read_locked = self.read.with_for_update()
-        self.add = InsertAdding(table).values(
+        self.add: InsertAdding = InsertAdding(table).values(
             {
                 source: bindparam("source", type_=source.type),
                 table.c.slot: bindparam("the_slot", type_=Integer()),
@@ -641,7 +641,7 @@ class CountStatements:
             }
         )
         #: The transaction may have an older snapshot, so read locked rows.
-        self.rows = rows.with_for_update(read=True)
+        self.rows: Any = rows.with_for_update(read=True)
         self.set = (
             update(table)
             .where(*here)

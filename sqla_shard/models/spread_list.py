@@ -70,7 +70,7 @@ class PieceStatements:
         statements = statements_of(cls)
         counts: Any = statements.counts
         table = counts.table
-        self.lock = InsertMissing(table).values(
+        self.lock: InsertMissing = InsertMissing(table).values(
             {
                 counts.source: bindparam("source", type_=counts.source.type),
                 table.c.slot: bindparam("the_slot", type_=Integer()),
@@ -103,7 +103,7 @@ class Piece(List):
     ) -> None:
         super().__init__(cls, session, source_id)
         self.slot = slot
-        self.place = piece_place(cls, session.places, source_id, slot)
+        self.place: Place = piece_place(cls, session.places, source_id, slot)
 
     def locked(self, statement: Any, **parameters: Any) -> Any:
         """Lock the piece, then run one of the locking statements."""
@@ -169,8 +169,8 @@ class MovingPiece(Piece):
         appends_before = statements_of(cls).definition.appends_before
         appended = before if appends_before else slot
         super().__init__(cls, session, source_id, appended)
-        self.now = Piece(cls, session, source_id, slot)
-        self.before = Piece(cls, session, source_id, before)
+        self.now: Piece = Piece(cls, session, source_id, slot)
+        self.before: Piece = Piece(cls, session, source_id, before)
         self._holders: tuple[Piece, ...] = ()
 
     def _in(self, session: ShardSession) -> MovingPiece:

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from time import monotonic, time
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from sqlalchemy.sql import operators
@@ -254,7 +254,7 @@ class ShardLoad(JsonObject):
     hot_writes: bool
     keys: tuple[KeyLoad, ...]
 
-    derived = ("is_hot",)
+    derived: ClassVar[tuple[str, ...]] = ("is_hot",)
 
     @property
     def is_hot(self) -> bool:

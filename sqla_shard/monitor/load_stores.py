@@ -96,7 +96,7 @@ class LoadDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
 
     def put(self, snapshot: LoadSnapshot) -> None:
         """Replace the file of a process, and delete old ones.

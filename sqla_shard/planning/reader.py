@@ -117,7 +117,7 @@ class Rendering:
         compiler: Any = _Recorder(_DIALECT, statement)
         state = compiler.compile_state
         self._found: dict[tuple[int, bool], list[Rendered]] = compiler.found
-        self.statement = statement if state is None else state.statement
+        self.statement: Any = statement if state is None else state.statement
         self.extra_froms: tuple[FromClause, ...] = tuple(private.extra_froms(state))
         # Referenced here because id() of each is a key of the dictionary.
         self._originals = compiler.originals

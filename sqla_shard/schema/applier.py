@@ -66,7 +66,7 @@ class Watchdog:
         self._engine = engine
         self._backend = backend
         self._ended = threading.Event()
-        self.has_aborted = False
+        self.has_aborted: bool = False
 
     def watch(self, dbapi_connection: Any, record: Any) -> None:
         """Watch a new connection; a listener for ``connect``."""

@@ -279,11 +279,11 @@ class Environment:
         read = given.get("published") or self._reader()
         self._newest: dict[tuple[str, ...], bool] = {}
         self.places = self._cluster.places
-        self.keyspace = self._keyspace()
-        self.topology_changes = TopologyChanges(
+        self.keyspace: Keyspace = self._keyspace()
+        self.topology_changes: TopologyChanges = TopologyChanges(
             self.places.topology, self.keyspace.name, read
         )
-        self.version_table = settings.get("version_table", "alembic_version")
+        self.version_table: Any = settings.get("version_table", "alembic_version")
         ours = comparing(
             metadata,
             keyspace=self.keyspace.name,
@@ -292,7 +292,7 @@ class Environment:
                 self._option("portable"), self._config.config_ini_section
             ),
         )
-        self.settings = merged(ours, settings)
+        self.settings: Any = merged(ours, settings)
 
     def _option(self, name: str) -> str | None:
         section = self._config.config_ini_section

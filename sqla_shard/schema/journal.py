@@ -174,7 +174,7 @@ class Journal:
         self._in_flight = self._has_read = self._is_many = False
         self._refused: Exception | None = None
         self.sent: list[str] = []
-        self.is_repeatable = True
+        self.is_repeatable: bool = True
         self._skipped: list[LedgerEntry] = []
         self._names: set[str] | None = None
         self._rolls_back: bool | None = None

@@ -578,7 +578,7 @@ class Replay:
         self._applied = applied
         self._names: set[str] = set()
         self._trip: list[tuple[Statement, _After | None]] = []
-        self.is_positioned = False
+        self.is_positioned: bool = False
 
     def run(self, version: Version, version_table: str) -> None:
         """Send the plan.

@@ -140,7 +140,9 @@ class Getter:
         self._class = entity = mapper.class_
         self._name = entity.__name__
         key = mapper.primary_key
-        self.by_id = spec.kind == "objects" and spec.id_index == 0 and len(key) == 1
+        self.by_id: bool = (
+            spec.kind == "objects" and spec.id_index == 0 and len(key) == 1
+        )
         self._layout = spec.layout or DEFAULT_LAYOUT
         if not self.by_id:
             return

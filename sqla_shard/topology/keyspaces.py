@@ -32,7 +32,7 @@ MAX_SHARDS = 65_536
 
 """Maximum number of virtual shards; ids have at most 16 bits of the shard."""
 
-bounds = attrgetter("first", "last")
+bounds: attrgetter[tuple[Any, Any]] = attrgetter("first", "last")
 
 """Sort key of ranges; much faster than comparing the ranges."""
 

@@ -241,7 +241,7 @@ class JSONBlob(TypeDecorator[dict[str, Any]]):
     :raises MissingExtraError: if the extra ``zstd`` is not installed.
     """
 
-    impl = Text
+    impl: TypeEngine[Any] | type[TypeEngine[Any]] = Text
     cache_ok: bool | None = True
 
     def __init__(

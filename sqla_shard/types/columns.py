@@ -75,7 +75,7 @@ class LookupKey(_Whole, TypeDecorator[str]):
     "a ", or "a" and "á", may be equal, depending on the collation.
     """
 
-    impl = LargeBinary
+    impl: TypeEngine[Any] | type[TypeEngine[Any]] = LargeBinary
     cache_ok: bool | None = True
 
     #: Maximum length of a key in bytes.
@@ -167,7 +167,7 @@ class Sequence38(_Whole, TypeDecorator[int]):
     text with leading zeros on SQLite, which sorts like the numbers.
     """
 
-    impl = Numeric
+    impl: TypeEngine[Any] | type[TypeEngine[Any]] = Numeric
     cache_ok: bool | None = True
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ class UTCTimestamp(Encoded, TypeDecorator[datetime]):
     because its time zone is unknown.
     """
 
-    impl = DateTime
+    impl: TypeEngine[Any] | type[TypeEngine[Any]] = DateTime
     cache_ok: bool | None = True
     takes_plain = True
 

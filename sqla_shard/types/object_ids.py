@@ -94,7 +94,7 @@ class IdType(TypeDecorator[int]):
     :ivar layout: layout of the ids.
     """
 
-    impl = BigInteger
+    impl: TypeEngine[Any] | type[TypeEngine[Any]] = BigInteger
     cache_ok: bool | None = True
     type_id: int | None
     layout: IdLayout
@@ -208,7 +208,7 @@ class ShardedId(IdType):
         super().__init__()
         self.type_id: int = type_id
         self._is_settled = layout is not None
-        self.layout = layout or DEFAULT_LAYOUT
+        self.layout: IdLayout = layout or DEFAULT_LAYOUT
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return BIGINT; INTEGER on SQLite, the only type with rowids."""
@@ -305,7 +305,7 @@ class ObjectRef(IdType):
         self.type_id = type_id
         self.colocated = colocated
         self._is_settled = layout is not None
-        self.layout = layout or DEFAULT_LAYOUT
+        self.layout: IdLayout = layout or DEFAULT_LAYOUT
 
     @property
     def routes(self) -> bool:  # type: ignore[override]  # read-only here

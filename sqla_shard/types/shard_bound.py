@@ -227,7 +227,8 @@ class IdSlot(Slot):
     def __init__(
         self, ids: Iterable[int], type_id: int | None, layout: IdLayout, *, whole: bool
     ) -> None:
-        self.ids = ids = tuple(ids)
+        ids = tuple(ids)
+        self.ids: tuple[int, ...] = ids
         self.type_id: int | None = type_id
         self.layout: IdLayout = layout
         self.other_type_id: int | None = None

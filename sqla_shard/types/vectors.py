@@ -108,17 +108,17 @@ sqlite.ischema_names.setdefault("VECTOR", Vector)
 
 class _Distance(GenericFunction[float]):
     type = Double()
-    inherit_cache = True
+    inherit_cache: bool = True
 
 
 class _Euclidean(_Distance):
     name = identifier = "vec_distance_euclidean"
-    inherit_cache = True
+    inherit_cache: bool = True
 
 
 class _Cosine(_Distance):
     name = identifier = "vec_distance_cosine"
-    inherit_cache = True
+    inherit_cache: bool = True
 
 
 @compiles(_Distance, "mysql")

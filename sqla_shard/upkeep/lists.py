@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from sqlalchemy import delete, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -233,7 +233,7 @@ class SpreadReport(ShardsReport):
     :ivar unreachable: servers that did not respond, or lack a shard.
     """
 
-    derived = ("ok",)
+    derived: ClassVar[tuple[str, ...]] = ("ok",)
 
     mapping: str
     rows: int = 0

@@ -165,7 +165,7 @@ class PositionFile(Generic[S]):
         run: Mapping[str, Any],
         read: Callable[[Mapping[str, Any]], S],
     ) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self._run = {"format": _FORMAT, **run}
         self._read = read
 

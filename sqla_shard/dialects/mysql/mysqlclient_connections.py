@@ -88,7 +88,7 @@ class Adapted:
     """
 
     OperationalError: type[Exception]
-    server_status = 0
+    server_status: int = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._timeout: float | None = kwargs.get("read_timeout")

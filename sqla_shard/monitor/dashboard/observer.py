@@ -163,7 +163,7 @@ class Observer:
         self._load_store = load
         if location is None and fleet is not None:
             location = fleet.location
-        self.history = TopologyHistory(cluster, location, placeholders)
+        self.history: TopologyHistory = TopologyHistory(cluster, location, placeholders)
         environ = os.environ if environ is None else environ
         self._timeout = timeout
         self._reader = reader = ServerReader(environ, accounts)

@@ -741,14 +741,14 @@ class DashboardServer:
             )
         blueprint = dashboard_blueprint(observer, allow_changes=allow_changes)
         self._streams = blueprint.streams
-        self.app = _app_of(blueprint, (*_NAMES, host))
+        self.app: Flask = _app_of(blueprint, (*_NAMES, host))
         self._server: BaseWSGIServer = make_server(
             host, port, self.app, threaded=True, request_handler=_Quiet
         )
         # A browser that reads slowly must not keep the process alive.
         self._server.daemon_threads = True  # type: ignore[attr-defined]  # of ThreadingMixIn
         shown = host_and_port(host, self._server.server_port)
-        self.address = f"http://{shown}"
+        self.address: str = f"http://{shown}"
 
     def serve(self) -> None:
         """Serve until :meth:`close` is called in another thread."""
