@@ -8,11 +8,12 @@ import struct
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from sqlalchemy import Double, func, literal
+from sqlalchemy import Double, func, literal, Null
 from sqlalchemy.dialects.mysql import base as mysql
 from sqlalchemy.dialects.sqlite import base as sqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import ColumnElement, SQLCoreOperations
 from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import UserDefinedType
@@ -21,6 +22,30 @@ from sqla_shard.exc import BlobValueError, UnsupportedStatementError
 from sqla_shard.exc.base import shown
 
 __all__ = ["DISTANCES", "Vector"]
+
+
+#: What MySQL compares with a bound vector as text only.
+_EQUAL = (operators.eq, operators.ne)
+_DISTINCT = (operators.is_distinct_from, operators.is_not_distinct_from)
+
+
+class _Comparator(UserDefinedType.Comparator[tuple[float, ...]]):
+    """The operators of a vector: whether it is equal, or NULL."""
+
+    def operate(self, op: Any, *other: Any, **kwargs: Any) -> Any:
+        is_none = bool(other) and (other[0] is None or isinstance(other[0], Null))
+        if op in (operators.is_, operators.is_not) or (op in _EQUAL and is_none):
+            return super().operate(op, *other, **kwargs)
+        if op in (*_EQUAL, *_DISTINCT):
+            # hex() of NULL is an empty text on SQLite.
+            both = self.expr, _bound(self.expr, other[0])
+            return op(*(func.nullif(func.hex(one), "") for one in both))
+        name = getattr(op, "__name__", op)
+        raise UnsupportedStatementError(
+            f"{name}: a vector has no such operator. Order by Vector.euclidean() or "
+            "Vector.cosine(), compare with == and !=, and join several with or_()",
+            construct=str(name),
+        )
 
 
 class Vector(UserDefinedType[tuple[float, ...]]):
@@ -33,6 +58,7 @@ class Vector(UserDefinedType[tuple[float, ...]]):
     """
 
     cache_ok: bool | None = True
+    comparator_factory = _Comparator
 
     def __init__(self, dimensions: int) -> None:
         if type(dimensions) is not int or dimensions < 1:
@@ -81,19 +107,43 @@ class Vector(UserDefinedType[tuple[float, ...]]):
                     return found
             except (struct.error, OverflowError, TypeError):
                 pass
-        raise BlobValueError(
+        raise self._refusal(value)
+
+    def _refusal(self, value: Any, remedy: str = "") -> BlobValueError:
+        return BlobValueError(
             f"{shown(value)} is not a vector of {self.dimensions} finite numbers of "
-            "single precision",
+            f"single precision{remedy}",
             field="vector",
             value=value,
         )
+
+    def compare_values(self, x: Any, y: Any) -> bool:
+        """Return whether two values are stored as the same numbers."""
+        # A generator would be read here, and is empty when it is stored.
+        if hasattr(x, "__len__") and hasattr(y, "__len__"):
+            try:
+                return self._encoded(x) == self._encoded(y)
+            except BlobValueError:
+                return False
+        return x is y
 
     def result_processor(
         self, dialect: Dialect, coltype: object
     ) -> Callable[[Any], tuple[float, ...] | None]:
         """Return a function that decodes a vector."""
-        # hex() of NULL is an empty text on SQLite.
-        return lambda value: _decoded(bytes.fromhex(value)) if value else None
+
+        def decoded(value: Any) -> tuple[float, ...] | None:
+            # hex() of NULL is an empty text on SQLite.
+            if not value:
+                return None
+            found = _decoded(bytes.fromhex(value))
+            if len(found) == self.dimensions:
+                return found
+            raise self._refusal(
+                found, ", and is stored: give Vector() the dimensions of the column"
+            )
+
+        return decoded
 
 
 def _bound(column: Any, vector: Any) -> Any:

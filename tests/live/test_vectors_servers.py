@@ -11,7 +11,13 @@ from sqla_shard import Cluster, scatter
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.testing.server_fleet import ServerFleet
 from sqla_shard.types import Vector
-from tests.models.vector_models import check_nearest, fill, NEAR, VectorNote
+from tests.models.vector_models import (
+    check_equal,
+    check_nearest,
+    fill,
+    NEAR,
+    VectorNote,
+)
 
 pytestmark = pytest.mark.live
 SHARDS = 4
@@ -44,7 +50,9 @@ def dimensions(fleet: ServerFleet[Any]) -> int:
 
 def test_the_nearest_of_all_shards(mariadb11_fleet, driver):
     with opened(mariadb11_fleet, driver) as cluster:
-        check_nearest(cluster, fill(cluster, SHARDS))
+        stored = fill(cluster, SHARDS)
+        check_nearest(cluster, stored)
+        check_equal(cluster, stored)
         assert dimensions(mariadb11_fleet) == 3
 
 
@@ -58,3 +66,4 @@ def test_mysql_keeps_vectors_and_has_no_distance(mysql_fleet, driver):
             nearest = select(VectorNote).order_by(Vector.cosine(VectorNote.at, NEAR))
             with pytest.raises(UnsupportedStatementError, match="MariaDB 11"):
                 session.scalars(nearest.limit(1).options(scatter()))
+        check_equal(cluster, stored)

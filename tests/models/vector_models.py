@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqla_shard import Cluster, ObjectMixin, scatter
@@ -47,6 +47,29 @@ def euclidean(one: Any) -> float:
 def cosine(one: Any) -> float:
     product = sum(a * b for a, b in zip(one, NEAR, strict=True))
     return 1 - product / math.hypot(*one) / math.hypot(*NEAR)
+
+
+def check_equal(cluster: Cluster, stored: dict[int, tuple[float, ...]]) -> None:
+    """Find a vector by its numbers, over all shards; write none that is equal."""
+    key, at = next(iter(stored.items()))
+    ids = select(VectorNote.id).options(scatter())
+    with cluster.begin() as session:
+        assert session.scalars(ids.where(VectorNote.at == list(at))).all() == [key]
+        others = session.scalars(ids.where(VectorNote.at != at)).all()
+        assert {*others, key} == {*stored}
+        unlike = session.scalars(ids.where(VectorNote.at.is_distinct_from(at))).all()
+        assert len(unlike) > len(others)
+        note = session.get_one(VectorNote, key)
+        note.at = list(at)
+        assert session.is_modified(note) is False
+        moved = update(VectorNote).where(VectorNote.id == key, VectorNote.at == at)
+        session.execute(moved.values(at=NEAR))
+        session.refresh(note)
+        # As the column has it, in single precision.
+        stored_near = note.at
+        note.at = NEAR
+        assert stored_near != NEAR
+        assert session.is_modified(note) is False
 
 
 def check_nearest(cluster: Cluster, stored: dict[int, tuple[float, ...]]) -> None:

@@ -6,14 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import inspect, select
+from sqlalchemy import inspect, select, text
 
 from sqla_shard import Cluster, scatter
-from sqla_shard.exc import BlobValueError
+from sqla_shard.exc import BlobValueError, UnsupportedStatementError
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.types import Vector
 from tests.models.vector_models import (
     Base,
+    check_equal,
     check_nearest,
     euclidean,
     fill,
@@ -29,7 +30,45 @@ def cluster(tmp_path):
 
 
 def test_the_nearest_of_all_shards(cluster):
-    check_nearest(cluster, fill(cluster, 4))
+    stored = fill(cluster, 4)
+    check_nearest(cluster, stored)
+    check_equal(cluster, stored)
+
+
+@pytest.mark.parametrize(
+    "compare",
+    [
+        lambda at: at < NEAR,
+        lambda at: at.in_([NEAR]),
+        lambda at: at.between(NEAR, NEAR),
+        lambda at: at.like("x"),
+        lambda at: at + 1,
+        lambda at: at[0],
+        lambda at: at.desc(),
+    ],
+)
+def test_other_operators_are_refused(compare):
+    with pytest.raises(UnsupportedStatementError, match="no such operator"):
+        compare(VectorNote.at)
+
+
+def test_a_generator_is_not_read_before_it_is_stored(cluster):
+    (key, *_) = fill(cluster, 1)
+    with cluster.begin() as session:
+        session.get_one(VectorNote, key).at = map(float, NEAR)
+    with cluster.session() as session:
+        assert session.get_one(VectorNote, key).at[1:] == NEAR[1:]
+
+
+def test_a_stored_vector_of_another_length(cluster):
+    (key, *_) = fill(cluster, 1)
+    with cluster.begin() as session:
+        short = text("UPDATE vector_notes SET at = zeroblob(8)")
+        session.execute(short, bind_arguments={"shard_id": 0})
+    with cluster.session() as session, pytest.raises(BlobValueError) as raised:
+        session.get(VectorNote, key)
+    assert "is stored: give Vector() the dimensions" in str(raised.value)
+    assert raised.value.value == (0.0, 0.0)
 
 
 def test_the_nearest_in_a_coroutine(cluster):
