@@ -96,6 +96,33 @@ def application_access(
         )
 
 
+@standby_check
+def fleet_accounts(
+    standby: ServerFacts, pair: PairFacts, fleet: FleetFacts
+) -> Findings:
+    """Accounts of the operator and of replication that its primary has."""
+    for user in sorted(fleet.operators):
+        there, here = (
+            {login.proof for login in server.logins if login.user == user}
+            for server in (pair.primary, standby)
+        )
+        if there and not here:
+            yield warning(
+                standby,
+                f"has no user {user!r}: a failover is refused",
+                f"{_alone(standby)}CREATE USER, with the privileges that it has on "
+                f"{pair.primary.address}",
+            )
+        elif there and None not in there | here and there.isdisjoint(here):
+            yield warning(
+                standby,
+                f"has another password of {user!r} than its primary: after a failover "
+                "nothing can replicate from it, or be operated",
+                f"{_alone(standby)}ALTER USER, with the password of "
+                f"{pair.primary.address}",
+            )
+
+
 @server_check
 def global_privileges(server: ServerFacts, fleet: FleetFacts) -> Findings:
     """Accounts of the application that fences do not stop."""

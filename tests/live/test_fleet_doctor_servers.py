@@ -149,6 +149,18 @@ def test_a_healthy_fleet_gives_no_warning(doctor):
     json.dumps(report.as_dict())
 
 
+def test_a_standby_without_the_account_of_replication(doctor, pair, pairs):
+    name = f"'{pairs.accounts.for_replication().user}'@'{pair.standby.host}'"
+    run(pair.standby, "SET SESSION sql_log_bin = 0", f"DROP USER {name}")
+    finding = found(doctor(), "fleet-accounts", "warning")
+    assert finding.server == place(pair.standby, "standby")
+    password = pairs.accounts.for_replication().password
+    create = f"CREATE USER {name} IDENTIFIED BY '{password}'"
+    grant = f"GRANT REPLICATION SLAVE ON *.* TO {name}"
+    run(pair.standby, "SET SESSION sql_log_bin = 0", create, grant)
+    assert doctor().ok
+
+
 # -- write access -----------------------------------------------------------
 
 

@@ -619,9 +619,37 @@ def test_operators_may_do_all():
         Login(user=user, host="%", privileges=strong)
         for user in ("operator", "root", "other")
     )
-    facts = fleet(server("primary", "a:3306", logins=logins))
+    facts = fleet(
+        server("primary", "a:3306", logins=logins),
+        server("standby", "b:3306", logins=logins[:1]),
+    )
     assert lines(facts) == ["warning past-read-only server1 primary (a:3306)"]
     assert "'other'@'%'" in text(facts)
+
+
+@pytest.mark.parametrize(
+    ("proofs", "what"),
+    [
+        ([], "has no user 'operator': a failover is refused"),
+        (["other"], "has another password of 'operator'"),
+        (["other", "same"], None),
+        ([None], None),
+    ],
+)
+def test_accounts_of_the_fleet_are_on_both_servers(proofs, what):
+    def logins(*proofs):
+        return tuple(
+            Login(user="operator", host=f"h{n}", privileges=frozenset(), proof=proof)
+            for n, proof in enumerate(proofs)
+        )
+
+    facts = fleet(
+        server("primary", "a:3306", logins=logins("same")),
+        server("standby", "b:3306", logins=logins(*proofs)),
+    )
+    expected = ["warning fleet-accounts server1 standby (b:3306)"] if what else []
+    assert lines(facts) == expected
+    assert what is None or what in text(facts)
 
 
 def test_sessions_of_others_on_a_standby_are_fine():
