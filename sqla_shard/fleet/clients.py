@@ -278,9 +278,9 @@ def late_note(fleet: Fleet) -> dict[str, Any]:
         return {"clients_unknown": str(error)}
     if found is None or not (found.known or found.unread):
         return {}
-    if found.unread is not None:
-        return {"clients_unknown": found.unread}
-    return {
+    # Of too many nodes some were read.
+    unread = {} if found.unread is None else {"clients_unknown": found.unread}
+    return unread | {
         "clients": len(found.known),
         "late_clients": [asdict(one) for one in found.late[:_MAX_CLIENTS]],
         "late": len(found.late),
@@ -295,7 +295,8 @@ def late_lines(note: Mapping[str, Any]) -> list[str]:
     if note.get("late", 0) > len(lines):
         lines.append(f"old epoch: {note['late'] - len(lines)} more processes")
     if "clients_unknown" in note:
-        lines.append(f"clients are unknown: {note['clients_unknown']}")
+        which = "other clients" if note.get("clients") else "clients"
+        lines.append(f"{which} are unknown: {note['clients_unknown']}")
     return lines
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import event
 
 from sqla_shard import Cluster
 from sqla_shard.fleet import Account, Accounts, Fleet, status
+from sqla_shard.fleet.clients import late_lines, late_note
 from sqla_shard.testing import Proxy, ZooKeeperServer
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import to_json
@@ -78,10 +79,14 @@ def follow(cluster):
     assert cluster._active.places is not None
 
 
+def fleet(location):
+    accounts = Accounts(operator=Account(user="", password=""))
+    return Fleet(location, accounts=accounts)
+
+
 def clients(location):
     """Return what status says about clients."""
-    accounts = Accounts(operator=Account(user="", password=""))
-    return status(Fleet(location, accounts=accounts)).clients
+    return status(fleet(location)).clients
 
 
 def pids(location):
@@ -271,6 +276,9 @@ def test_data_of_others_is_shown_as_text_or_not_at_all(location, monkeypatch):
     assert (some.invalid, len(some.late)) == (("a", "b", "c", "d", "e"), 1)
     assert "7 nodes are registered, of which 6 were read" in some.unread
     assert f"other clients are unknown: {some.unread}" in str(some)
+    late, unknown = late_lines(late_note(fleet(location)))
+    assert late.startswith("old epoch: epoch 0 is used by ")
+    assert unknown == f"other clients are unknown: {some.unread}"
     monkeypatch.undo()
     # Neither does a node that may not be read.
     other = [("digest", "other:word")]
