@@ -137,12 +137,14 @@ class Failover(Promotion):
             return self._compare(self.old, self.new)
         except FleetServerError as error:
             consequence = "its state is unknown"
-            if error.may_be_lost and error.server == self.full_name(
-                self.plan.arguments["old"]
-            ):
+            if error.may_be_lost:
+                is_old = error.server == self.full_name(self.plan.arguments["old"])
                 consequence += (
                     ". If the primary is lost, use: "
                     f"sqla-shard fleet failover {self.server} --dead"
+                    if is_old
+                    else ". If the standby is lost, use: "
+                    f"sqla-shard fleet replica replace {self.server} HOST:PORT"
                 )
             return [error.as_problem(consequence)]
 

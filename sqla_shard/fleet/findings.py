@@ -174,8 +174,13 @@ def findings_of(
             check=UNREAD,
             server=str(error.server),
             what=f"{_outage(error, pairs)}; not checked: {', '.join(names)}",
-            remedy="make sure that it runs and that the account of the "
-            "operator can connect; run fleet doctor again",
+            remedy=(
+                "it answers other statements: remove that cause, or look at SHOW "
+                "PROCESSLIST there; run fleet doctor again"
+                if error.server.parts
+                else "make sure that it runs and that the account of the "
+                "operator can connect; run fleet doctor again"
+            ),
         )
         for error, names in undone.values()
     ]

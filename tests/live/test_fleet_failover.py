@@ -506,6 +506,7 @@ def test_a_lost_standby_loses_no_primary(pairs, fleet):
         standby.root_execute("START REPLICA")
     assert wait_until(lambda: standby_state(standby) == ("Yes", "Yes"), seconds=60)
     assert "(error 2003); its state is unknown" in str(problem)
+    assert "fleet replica replace server1 HOST:PORT" in str(problem)
     assert "--dead" not in str(problem)
 
 

@@ -233,6 +233,7 @@ def test_a_refused_statement_is_not_an_outage():
         f"server1 (standby) not read (1227): {SHARDS} shards "
         f"0-{SHARDS - 1}: access denied; not checked: events"
     )
+    assert found.remedy.startswith("it answers other statements: ")
 
 
 def test_a_server_outside_of_the_topology_has_no_shards():
