@@ -319,7 +319,7 @@ _FIRST_PAUSE = 0.05
 #: Maximum pause in seconds, unless there are many shards.
 _LONGEST_PAUSE = 1.0
 
-#: Maximum statements a second of an idle worker, on average.
+#: Maximum SELECTs a second of an idle worker, on average; each has a ROLLBACK.
 _STATEMENTS = 4.0
 
 
