@@ -9,10 +9,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TYPE_CHECKING
 
 from sqlalchemy import bindparam, inspect, select
-from sqlalchemy.orm import Mapper, UserDefinedOption
+from sqlalchemy.orm import (
+    InstanceState,
+    LoaderCriteriaOption,
+    Mapper,
+    Session,
+    UserDefinedOption,
+)
 from sqlalchemy.orm.attributes import instance_state
 
 from sqla_shard.engine import Places
@@ -42,6 +49,14 @@ _IDS = "sqla_shard_ids"
 INCLUDE_INACTIVE = "include_inactive"
 
 _SHOW_ALL = {INCLUDE_INACTIVE: True}
+
+
+def _repeats_options(state: InstanceState[Any]) -> bool:
+    """Return whether an expired object is read by the options of its first read.
+
+    Criteria are kept with the object, by whatever it is read.
+    """
+    return not all(isinstance(one, LoaderCriteriaOption) for one in state.load_options)
 
 
 class CacheMismatch(Exception):  # noqa: N818 - no error
@@ -197,8 +212,11 @@ class Getter:
         """Return the object of an id; None if it is missing or hidden."""
         place = self.place(session.places, (object_id,))
         found = session.identity_map.get((self._identity, (object_id,), None))
-        if found is None or instance_state(found).expired:
+        if found is None or (state := instance_state(found)).expired:
             try:
+                if found is not None and _repeats_options(state):
+                    again = partial(Session.get, session)
+                    return self.get_with(session, object_id, hidden, {}, again)
                 found = self._read(session, object_id, place, found)
             except UnreadableBlobError as error:
                 raise error.of(object_id) from error
@@ -332,8 +350,13 @@ class Getter:
             loaded = session.identity_map
             for object_id in wanted if len(loaded) else ():
                 held = loaded.get((self._identity, (object_id,), None))
-                if held is not None and not instance_state(held).expired:
+                if held is None:
+                    continue
+                state = instance_state(held)
+                if not state.expired:
                     found[object_id] = held
+                elif not options and _repeats_options(state):
+                    found[object_id] = self.get(session, object_id, hidden)
             if found:
                 wanted = [i for i in wanted if i not in found]
             if wanted and not options:

@@ -9,6 +9,7 @@ from collections import deque
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import (
     aliased,
     contains_eager,
@@ -258,6 +259,18 @@ class Loading(Reading):
             session.expire(pin, ["n"])
             assert pin.n is None
             assert log.take() == {shard_id: 1}
+
+    @pytest.mark.parametrize("name", ["get", "get_many"])
+    def test_expired_objects_are_read_by_their_options(self, session, data, name):
+        made = select(Pin).where(Pin.id.in_(data.ids))
+        pins = session.scalars(made.options(raiseload(Pin.comments))).all()
+        for pin in pins:
+            key = pin.id if name == "get" else [pin.id]
+            session.expire(pin)
+            getattr(session, name)(Pin, key)
+            assert pin.title == data.titles[pin.id]
+            with pytest.raises(InvalidRequestError, match="raise"):
+                _ = pin.comments
 
     def test_expire_all_reads_each_object_from_its_shard(self, session, log, data):
         pins = session.get_many(Pin, data.ids[::3])
