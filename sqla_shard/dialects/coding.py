@@ -60,7 +60,7 @@ from sqlalchemy.types import Enum, TupleType, UserDefinedType
 
 from sqla_shard.dialects.result_types import name_of, plain_type
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.types.columns import Encoded
+from sqla_shard.types.columns import Encoded, UTCTimestamp
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.sqlalchemy_helpers import is_mysql
 
@@ -463,7 +463,10 @@ class _Compiler(SQLCompiler):
         reads_moments = is_mysql(self.dialect) and not is_mariadb
         for column, value in _assigned(statement):
             found = _encoded(_values(value))
-            if found is None or isinstance(column.type, Encoded):
+            # A server stores the times of its own columns and its clock.
+            if found is None or isinstance(found, UTCTimestamp):
+                continue
+            if isinstance(column.type, Encoded):
                 continue
             kind = _kind_of_time(column)
             if _is_member(column, found):
