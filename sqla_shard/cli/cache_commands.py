@@ -11,8 +11,7 @@ from typing import Any
 from sqla_shard.cache.regions import load_regions, open_region
 from sqla_shard.cache.stores import Store
 from sqla_shard.cache.stores.memcached import NodeStats
-from sqla_shard.cli.application_options import IN_MEMORY, regions_option
-from sqla_shard.cli.options import pass_settings, Settings
+from sqla_shard.cli.options import IN_MEMORY, pass_settings, regions_option, Settings
 from sqla_shard.cli.output import (
     command,
     data_option,

@@ -1,68 +1,216 @@
 """Every command of ``sqla-shard``, by group and section, and its module.
 
-See :class:`~sqla_shard.cli.groups.LazyGroup`.
+SQLAlchemy's ORM, alembic and the operations of a fleet take a second to
+import, which ``--help`` and the completion of a shell must not take.  A group
+therefore has the names of its commands and of their modules.  The line of help
+of a command is the beginning of its docstring, which is read from the compiled
+module.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import CodeType
+from typing import Any, TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
-from sqla_shard.cli.groups import LazyGroup, Sections
 from sqla_shard.cli.output import option
+
+if TYPE_CHECKING:
+    from sqla_shard.exc import MissingExtraError
+
+#: Modules, each with the names of its commands, in sections with a title.
+Sections = Mapping[str, str]
+
+#: The extras with what modules import; others need those of ``cli`` only.
+_EXTRAS = {"dashboard_command": "dashboard", "dev_command": "testing"}
+
+
+class LazyGroup(click.Group):
+    """A group whose help lists the commands by section.
+
+    :param sections: the commands, in the order of the help.  The command
+        ``id`` of ``id_commands: id where; ...`` is ``id_command`` of
+        :mod:`sqla_shard.cli.id_commands`.
+    """
+
+    def __init__(self, *args: Any, sections: Sections, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sections = {
+            title: dict(_modules_of(text)) for title, text in sections.items()
+        }
+        #: The modules of the commands, in the order of the help.
+        self.modules: dict[str, str] = {
+            name: module
+            for commands in self._sections.values()
+            for name, module in commands.items()
+        }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, in the order of the help."""
+        return list(self.modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, which is imported on first use."""
+        if cmd_name in self.modules.keys() - self.commands.keys():
+            self.add_command(_load(self.modules[cmd_name], cmd_name), cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return a command; refuse a name that is like that of another one."""
+        name = args[0]
+        if not (ctx.resilient_parsing or name in self.modules or name[:1] == "-"):
+            from difflib import get_close_matches
+
+            known = self._paths(ctx)
+            for near in get_close_matches(name, known, n=1):
+                meant = " or ".join(map(repr, known[near]))
+                ctx.fail(f"No such command {name!r}; did you mean {meant}?")
+        return super().resolve_command(ctx, args)
+
+    def _paths(self, ctx: click.Context) -> dict[str, list[str]]:
+        """Return what to type for each command, also for those of groups."""
+        found: dict[str, list[str]] = {}
+        for group, module in self.modules.items():
+            if module == "catalogue":
+                inner = self.get_command(ctx, group)
+                for name in getattr(inner, "modules", ()):
+                    found.setdefault(name, []).append(f"{group} {name}")
+        return found | {name: [name] for name in self.modules}
+
+    def lines_of_help(self) -> dict[str, str]:
+        """Return the first sentence of the help of each command."""
+        found = {module: _docstrings(module) for module in {*self.modules.values()}}
+        return {
+            name: found[module][_function(name)].partition("\n\n")[0]
+            for name, module in self.modules.items()
+        }
+
+    def format_commands(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Write the commands by section, each with all of its sentence."""
+        widest = max(map(len, self.modules))
+        lines = self.lines_of_help()
+        for title, commands in self._sections.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(widest), lines[name]) for name in commands]
+                )
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete the names of commands and options."""
+        return [
+            *(
+                CompletionItem(name, help=line)
+                for name, line in self.lines_of_help().items()
+                if name.startswith(incomplete)
+            ),
+            # click.Group would import every command, for its help.
+            *click.Command.shell_complete(self, ctx, incomplete),
+        ]
+
+
+def _modules_of(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the module of each command of a section."""
+    module = ""
+    for word in text.split():
+        if word.endswith(":"):
+            module = word[:-1]
+        else:
+            yield word.rstrip(";"), module
+
+
+def _function(name: str) -> str:
+    return f"{name}_command"
+
+
+def _docstrings(module: str) -> dict[str, str]:
+    """Return the docstrings of the functions of a module, without importing it."""
+    name = f"sqla_shard.cli.{module}"
+    spec = PathFinder.find_spec(name, [os.path.dirname(__file__)])
+    loader: Any = spec and spec.loader
+    # The first constant of a function is its docstring, unless -OO removes it.
+    return {
+        one.co_name: "" if sys.flags.optimize > 1 else one.co_consts[0]
+        for one in loader.get_code(name).co_consts
+        if isinstance(one, CodeType)
+    }
+
+
+def _load(module: str, name: str) -> click.Command:
+    """Return a command, or a placeholder if a package is missing."""
+    try:
+        found = importlib.import_module(f"sqla_shard.cli.{module}")
+    except ImportError as error:
+        if (error.name or "").startswith("sqla_shard"):
+            raise
+        return _unavailable_command(
+            name, missing_extra(error, _EXTRAS.get(module, "cli"))
+        )
+    command: click.Command = getattr(found, _function(name))
+    return command
+
+
+def missing_extra(error: ImportError, extra: str) -> MissingExtraError:
+    """Return the error for a package that cannot be imported."""
+    from sqla_shard.exc import MissingExtraError
+
+    # A module of the package has named the extra already.
+    if isinstance(error, MissingExtraError):
+        return error
+    return MissingExtraError(
+        package=(error.name or extra).partition(".")[0], extra=extra, reason=str(error)
+    )
+
+
+def _unavailable_command(name: str, missing: MissingExtraError) -> click.Command:
+    """Return a placeholder for a command whose packages are not installed.
+
+    It fails with any arguments.
+    """
+
+    def fail(**arguments: object) -> None:
+        raise missing
+
+    return click.Command(
+        name,
+        callback=fail,
+        params=[click.Argument(["arguments"], nargs=-1)],
+        context_settings={"ignore_unknown_options": True},
+        add_help_option=False,
+        help=f"Requires: pip install 'sqla-shard[{missing.extra}]'.",
+    )
+
 
 #: Commands and groups of the program.
 PROGRAM: Sections = {
-    "Ids and routes": {
-        "id": "id_commands",
-        "where": "id_commands",
-        "explain": "id_commands",
-        "shell": "shell_command",
-    },
-    "Servers and schema": {
-        "status": "status_command",
-        "check": "check_command",
-        "topology": "catalogue",
-        "schema": "catalogue",
-        "fleet": "catalogue",
-        "load": "monitor_commands",
-        "dashboard": "dashboard_command",
-        "exporter": "monitor_commands",
-    },
-    "Rows and transactions": {
-        "verify": "catalogue",
-        "repair": "repair_commands",
-        "key": "repair_commands",
-        "halves": "repair_commands",
-        "spread": "verify_commands",
-        "blobs": "catalogue",
-        "cache": "catalogue",
-    },
-    "One database": {"migrate": "catalogue"},
-    "Jobs": {"worker": "jobs_commands", "queue": "catalogue"},
-    "Development": {
-        "init": "init_command",
-        "dev": "catalogue",
-        "completion": "program",
-    },
+    "Ids and routes": "id_commands: id where explain; shell_command: shell",
+    "Servers and schema": "monitor_commands: status; check_command: check; "
+    "catalogue: topology schema fleet; monitor_commands: load; "
+    "dashboard_command: dashboard; monitor_commands: exporter",
+    "Rows and transactions": "catalogue: verify; repair_commands: repair key halves; "
+    "upkeep_commands: spread; catalogue: blobs cache",
+    "One database": "catalogue: migrate",
+    "Jobs": "jobs_commands: worker; catalogue: queue",
+    "Development": "init_command: init; catalogue: dev; program: completion",
 }
 
 _TOPOLOGY: Sections = {
-    "Commands": {
-        "show": "topology_commands",
-        "validate": "topology_commands",
-        "diff": "topology_commands",
-    },
-    "In ZooKeeper": {
-        "push": "topology_commands",
-        "history": "topology_commands",
-        "rollback": "topology_commands",
-        "reset": "topology_commands",
-        "protect": "topology_commands",
-        "watch": "follow_commands",
-        "agent": "follow_commands",
-    },
+    "Commands": "topology_commands: show validate diff",
+    "In ZooKeeper": "topology_commands: push history rollback reset protect; "
+    "follow_commands: watch agent",
 }
 
 
@@ -77,16 +225,8 @@ def topology_command() -> None:
 
 
 _MIGRATE: Sections = {
-    "Measure": {"shadow": "migrate_commands", "suggest": "migrate_commands"},
-    "Move": {
-        "plan": "migrate_commands",
-        "status": "migrate_commands",
-        "switch": "migrate_commands",
-        "rollback": "migrate_commands",
-        "backfill": "migrate_commands",
-        "reconcile": "migrate_commands",
-        "verify": "migrate_commands",
-    },
+    "Measure": "migrate_commands: shadow suggest",
+    "Move": "migrate_commands: plan status switch rollback backfill reconcile verify",
 }
 
 
@@ -100,16 +240,8 @@ def migrate_command() -> None:
 
 
 _SCHEMA: Sections = {
-    "Commands": {
-        "init": "schema_commands",
-        "template": "schema_commands",
-        "provision": "schema_commands",
-        "upgrade": "schema_commands",
-        "downgrade": "schema_commands",
-        "status": "schema_commands",
-        "verify": "schema_commands",
-        "resolve": "schema_commands",
-    }
+    "Commands": "schema_commands: init template provision upgrade downgrade status "
+    "verify resolve"
 }
 
 
@@ -141,7 +273,7 @@ def schema_command(ctx: click.Context, ini: Path, name: str) -> None:
     ctx.meta["sqla_shard.ini"] = ini, name
 
 
-_CACHE: Sections = {"Commands": {"repair": "cache_commands", "stats": "cache_commands"}}
+_CACHE: Sections = {"Commands": "cache_commands: repair stats"}
 
 
 @click.group("cache", cls=LazyGroup, sections=_CACHE)
@@ -150,13 +282,7 @@ def cache_command() -> None:
 
 
 _VERIFY: Sections = {
-    "Commands": {
-        "lookups": "verify_commands",
-        "claims": "verify_commands",
-        "relations": "verify_commands",
-        "references": "verify_commands",
-        "sizes": "verify_commands",
-    }
+    "Commands": "upkeep_commands: lookups claims relations references sizes"
 }
 
 
@@ -170,14 +296,7 @@ def verify_command() -> None:
 
 
 _BLOBS: Sections = {
-    "Commands": {
-        "train": "blobs_commands",
-        "activate": "blobs_commands",
-        "deactivate": "blobs_commands",
-        "rewrite": "blobs_commands",
-        "check": "blobs_commands",
-        "status": "blobs_commands",
-    }
+    "Commands": "upkeep_commands: train activate deactivate rewrite check status"
 }
 
 
@@ -191,19 +310,8 @@ def blobs_command() -> None:
 
 
 _QUEUE: Sections = {
-    "Queues": {
-        "list": "jobs_commands",
-        "stats": "jobs_commands",
-        "pause": "jobs_commands",
-        "resume": "jobs_commands",
-        "limit": "jobs_commands",
-    },
-    "Jobs": {
-        "scan": "jobs_commands",
-        "show": "jobs_commands",
-        "retry": "jobs_commands",
-        "delete": "jobs_commands",
-    },
+    "Queues": "jobs_commands: list stats pause resume limit",
+    "Jobs": "jobs_commands: scan show retry delete",
 }
 
 
@@ -216,7 +324,7 @@ def queue_command() -> None:
     """
 
 
-_DEV: Sections = {"Commands": {"up": "dev_command"}}
+_DEV: Sections = {"Commands": "dev_command: up"}
 
 
 @click.group("dev", cls=LazyGroup, sections=_DEV)
@@ -228,31 +336,13 @@ def dev_command() -> None:
 
 
 _FLEET: Sections = {
-    "Look": {
-        "status": "fleet_operations",
-        "doctor": "fleet_reports",
-        "capacity": "fleet_reports",
-        "verify": "fleet_reports",
-        "history": "fleet_operations",
-    },
-    "Primary and standby": {
-        "failover": "fleet_operations",
-        "watch": "fleet_reports",
-        "reopen": "fleet_operations",
-        "replica": "catalogue",
-        "retire": "fleet_operations",
-    },
-    "Shards": {
-        "split": "fleet_operations",
-        "move": "fleet_operations",
-        "orphans": "catalogue",
-    },
-    "Backups": {"backup": "catalogue", "restore": "fleet_backup"},
-    "Operations": {
-        "apply": "fleet_operations",
-        "resume": "fleet_operations",
-        "undo": "fleet_operations",
-    },
+    "Look": "fleet_operations: status; fleet_reports: doctor capacity verify; "
+    "fleet_operations: history",
+    "Primary and standby": "fleet_operations: failover; fleet_reports: watch; "
+    "fleet_operations: reopen; catalogue: replica; fleet_operations: retire",
+    "Shards": "fleet_operations: split move; catalogue: orphans",
+    "Backups": "catalogue: backup; fleet_backup: restore",
+    "Operations": "fleet_operations: apply resume undo",
 }
 
 
@@ -267,13 +357,7 @@ def fleet_command() -> None:
     """
 
 
-_REPLICA: Sections = {
-    "Commands": {
-        "build": "fleet_operations",
-        "rebuild": "fleet_operations",
-        "replace": "fleet_operations",
-    }
-}
+_REPLICA: Sections = {"Commands": "fleet_operations: build rebuild replace"}
 
 
 @click.group("replica", cls=LazyGroup, sections=_REPLICA)
@@ -285,15 +369,7 @@ def replica_command() -> None:
     """
 
 
-_ORPHANS: Sections = {
-    "Commands": {
-        "list": "fleet_operations",
-        "fence": "fleet_operations",
-        "rename": "fleet_operations",
-        "restore": "fleet_operations",
-        "drop": "fleet_operations",
-    }
-}
+_ORPHANS: Sections = {"Commands": "fleet_operations: list fence rename restore drop"}
 
 
 @click.group("orphans", cls=LazyGroup, sections=_ORPHANS)
@@ -304,15 +380,7 @@ def orphans_command() -> None:
     """
 
 
-_BACKUP: Sections = {
-    "Commands": {
-        "create": "fleet_backup",
-        "binlogs": "fleet_backup",
-        "list": "fleet_backup",
-        "verify": "fleet_backup",
-        "prune": "fleet_backup",
-    }
-}
+_BACKUP: Sections = {"Commands": "fleet_backup: create binlogs list verify prune"}
 
 
 @click.group("backup", cls=LazyGroup, sections=_BACKUP)

@@ -14,10 +14,9 @@ import sqlalchemy
 from sqlalchemy.engine import Engine, make_url
 
 from sqla_shard import Cluster
-from sqla_shard.cli.application_options import imported
 from sqla_shard.cli.failures import one_line
 from sqla_shard.cli.fleet_reports import end_of_report, fail_on_option
-from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.options import FiniteRange, imported, pass_settings, Settings
 from sqla_shard.cli.output import command, data_option, option
 from sqla_shard.engine.pools import CountedPool
 from sqla_shard.exc import LoginFailedError

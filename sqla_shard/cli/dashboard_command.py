@@ -13,9 +13,15 @@ import click
 from sqlalchemy import inspect
 from sqlalchemy.exc import NoInspectionAvailable
 
-from sqla_shard.cli.application_options import cache_of_option, models_option, names
 from sqla_shard.cli.monitor_commands import open_load_store
-from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
+from sqla_shard.cli.options import (
+    cache_of_option,
+    FiniteRange,
+    models_option,
+    names,
+    pass_settings,
+    Settings,
+)
 from sqla_shard.cli.output import command, echo, option
 from sqla_shard.cli.schema_commands import configurations
 from sqla_shard.cli.service_loop import log_to_stderr, StopFlag

@@ -8,10 +8,12 @@ from typing import Any, TYPE_CHECKING
 
 import click
 
-from sqla_shard.cli.application_options import evaluate, models_option, names
 from sqla_shard.cli.options import (
     completed,
+    evaluate,
     ids_keyspace_option,
+    models_option,
+    names,
     number,
     pass_settings,
     Settings,

@@ -13,15 +13,17 @@ from typing import Any, TypeVar
 
 import click
 
-from sqla_shard.cli.application_options import (
+from sqla_shard.cli.options import (
     add_working_directory,
     cache_of_option,
     cache_option,
     CacheOption,
+    FiniteRange,
     models_option,
     names,
+    pass_settings,
+    Settings,
 )
-from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
 from sqla_shard.cli.output import (
     command,
     CommandT,
@@ -30,11 +32,12 @@ from sqla_shard.cli.output import (
     end,
     option,
     print_data,
+    print_found,
     print_report,
 )
 from sqla_shard.cli.service_loop import LineFormatter
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine.unreachable import unreachable_lines, unreachable_values
+from sqla_shard.engine.unreachable import unreachable_lines
 from sqla_shard.exc import JobOptionError
 from sqla_shard.jobs.claims import JobState, LEASE
 from sqla_shard.jobs.context import JobLogFilter
@@ -104,14 +107,9 @@ def list_command(settings: Settings, as_data: bool) -> None:
     """
     with settings.cluster() as cluster:
         found, unreachable = queue_counts(cluster)
-    if as_data:
-        print_data({"queues": found, "unreachable": unreachable_values(unreachable)})
-    else:
-        for line in (*map(str, found), *unreachable_lines(unreachable)):
-            echo(line)
-        if not found and not unreachable:
-            echo("no jobs")
-    end(is_good=not any(one.failed for one in found), is_read=not unreachable)
+    lines = found if found or unreachable else ["no jobs"]
+    failed = any(one.failed for one in found)
+    print_found({"queues": found}, lines, unreachable, as_data, is_good=not failed)
 
 
 @command(
@@ -135,21 +133,9 @@ def stats_command(
     with settings.cluster() as cluster:
         found, unreachable = _checked(task_counts, cluster, queue)
     unknown = {one.task for one in found if models and not one.is_known}
-    if as_data:
-        print_data(
-            {
-                "queue": queue,
-                "tasks": found,
-                "unknown": sorted(unknown),
-                "unreachable": unreachable_values(unreachable),
-            }
-        )
-    else:
-        for one in found:
-            echo(f"{one}{f' ({_UNKNOWN})' if one.task in unknown else ''}")
-        for line in unreachable_lines(unreachable):
-            echo(line)
-    end(is_good=not unknown, is_read=not unreachable)
+    document = {"queue": queue, "tasks": found, "unknown": sorted(unknown)}
+    lines = [f"{one}{f' ({_UNKNOWN})' if one.task in unknown else ''}" for one in found]
+    print_found(document, lines, unreachable, as_data, is_good=not unknown)
 
 
 @command(
@@ -199,24 +185,15 @@ def scan_command(
                 task=task,
                 limit=limit,
             )
-    if as_data:
-        print_data(
-            {
-                "jobs": page.jobs,
-                "is_complete": page.is_complete,
-                "unreachable": unreachable_values(page.unreachable),
-            }
-        )
-    else:
-        for one in page.jobs:
-            is_unknown = models and not one.is_known
-            unknown = f" ({_UNKNOWN})" if is_unknown else ""
-            echo(" ".join(f"{one}{unknown}".split()))
-        if not page.is_complete:
-            echo(f"more than {limit:,} jobs; raise --limit for others")
-        for line in unreachable_lines(page.unreachable):
-            echo(line)
-    end(is_good=True, is_read=not page.unreachable)
+    lines = []
+    for one in page.jobs:
+        is_unknown = models and not one.is_known
+        unknown = f" ({_UNKNOWN})" if is_unknown else ""
+        lines.append(" ".join(f"{one}{unknown}".split()))
+    if not page.is_complete:
+        lines.append(f"more than {limit:,} jobs; raise --limit for others")
+    document = {"jobs": page.jobs, "is_complete": page.is_complete}
+    print_found(document, lines, page.unreachable, as_data, is_good=True)
 
 
 @command("show", "sqla-shard queue show objects/7/1234")

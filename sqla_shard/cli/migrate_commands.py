@@ -13,8 +13,7 @@ from typing import Any
 import click
 from sqlalchemy import MetaData
 
-from sqla_shard.cli.application_options import imported
-from sqla_shard.cli.options import FiniteRange, rate_option, resume_option
+from sqla_shard.cli.options import FiniteRange, imported, rate_option, resume_option
 from sqla_shard.cli.output import (
     command,
     data_option,

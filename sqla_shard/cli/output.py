@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TYPE_CHECKING, TypeVar
 
 import click
 
 from sqla_shard.util.masking import printable
+
+if TYPE_CHECKING:
+    from sqla_shard.engine.unreachable import UnreachableServer
 
 FAILED = 1
 """Exit status if the command failed or found a problem."""
@@ -160,6 +163,33 @@ def print_report(report: Any, as_data: bool) -> None:
         print_data(report.as_dict())
     else:
         echo(str(report))
+
+
+def print_found(
+    document: dict[str, Any],
+    lines: Iterable[object],
+    unreachable: Sequence[UnreachableServer],
+    as_data: bool,
+    *,
+    is_good: bool,
+    last: str = "",
+) -> None:
+    """Print what was found on all shards, and exit with the status for it.
+
+    :param document: what it is as data, without the servers.
+    :param lines: the same in readable form.
+    :param unreachable: servers that were not read; they follow.
+    :param is_good: whether no problem was found.
+    :param last: a last line in readable form.
+    """
+    from sqla_shard.engine.unreachable import unreachable_lines, unreachable_values
+
+    if as_data:
+        print_data({**document, "unreachable": unreachable_values(unreachable)})
+    else:
+        for line in (*lines, *unreachable_lines(unreachable), *filter(None, [last])):
+            echo(line)
+    end(is_good=is_good, is_read=not unreachable)
 
 
 # Words at the beginning of a line, and what they are shown in.  Commands

@@ -16,8 +16,7 @@ import click
 from click.exceptions import Abort, Exit, NoArgsIsHelpError
 from click.shell_completion import get_completion_class
 
-from sqla_shard.cli.catalogue import PROGRAM
-from sqla_shard.cli.groups import LazyGroup
+from sqla_shard.cli.catalogue import LazyGroup, PROGRAM
 from sqla_shard.cli.options import LOCATION, Settings, VARIABLE
 from sqla_shard.cli.output import command, echo, examples, option
 from sqla_shard.util.masking import printable

@@ -11,13 +11,15 @@ from typing import Any
 
 import click
 
-from sqla_shard.cli.application_options import (
+from sqla_shard.cli.options import (
     cache_of_option,
     cache_option,
+    FiniteRange,
     models_option,
     names,
+    pass_settings,
+    Settings,
 )
-from sqla_shard.cli.options import FiniteRange, pass_settings, Settings
 from sqla_shard.cli.output import (
     command,
     data_option,
@@ -26,6 +28,7 @@ from sqla_shard.cli.output import (
     lines_option,
     option,
     print_data,
+    print_found,
 )
 from sqla_shard.cli.service_loop import (
     interval_option,
@@ -36,11 +39,7 @@ from sqla_shard.cli.service_loop import (
     StopFlag,
 )
 from sqla_shard.cluster.cluster import Cluster
-from sqla_shard.engine.unreachable import (
-    unreachable_lines,
-    unreachable_values,
-    UnreachableServer,
-)
+from sqla_shard.engine.unreachable import UnreachableServer
 from sqla_shard.outbox import discard, Pending, RepairReport
 from sqla_shard.outbox.pending_operations import counts, everything, KEEP
 from sqla_shard.outbox.transaction_keys import halves_on_all, key_on_all, MINUTE
@@ -158,21 +157,10 @@ def _problems(report: RepairReport) -> list[str]:
 def _count(cluster: Cluster, as_data: bool) -> None:
     found, unreachable = counts(cluster)
     total = sum(one.count for one in found)
-    if as_data:
-        operations = [one.as_dict() for one in found]
-        print_data(
-            {
-                "operations": operations,
-                "total": total,
-                "unreachable": unreachable_values(unreachable),
-            }
-        )
-    else:
-        for line in (*map(str, found), *unreachable_lines(unreachable)):
-            echo(line)
-        echo(f"{total:,} pending{_scope_text(unreachable)}")
     failed = any(one.failed for one in found)
-    end(is_good=not failed, is_read=not unreachable)
+    document = {"operations": found, "total": total}
+    last = f"{total:,} pending{_scope_text(unreachable)}"
+    print_found(document, found, unreachable, as_data, is_good=not failed, last=last)
 
 
 def _scope_text(unreachable: Sequence[UnreachableServer]) -> str:
@@ -185,26 +173,16 @@ def _list(cluster: Cluster, as_data: bool) -> None:
     # If a server fails after everything(), counts() does not include it.
     counted = sum(one.count for one in counts(cluster)[0])
     total = max(counted, len(found))
-    if as_data:
-        print_data(
-            {
-                "pending": _documents(found),
-                "total": total,
-                "unreachable": unreachable_values(unreachable),
-            }
-        )
-    else:
-        now = datetime.now(UTC)
-        for one in found:
-            age = int((now - one.created_at).total_seconds())
-            echo(f"{' '.join(str(one).split())} ({max(age, 0)} s old)")
-        for line in unreachable_lines(unreachable):
-            echo(line)
-        some = f", {len(found):,} of them listed"
-        more = some if total > len(found) else ""
-        echo(f"{total:,} pending{_scope_text(unreachable)}{more}")
+    now = datetime.now(UTC)
+    lines = []
+    for one in found:
+        age = int((now - one.created_at).total_seconds())
+        lines.append(f"{' '.join(str(one).split())} ({max(age, 0)} s old)")
+    more = f", {len(found):,} of them listed" if total > len(found) else ""
+    last = f"{total:,} pending{_scope_text(unreachable)}{more}"
     failed = any(one.error or not one.is_known for one in found)
-    end(is_good=not failed, is_read=not unreachable)
+    document = {"pending": _documents(found), "total": total}
+    print_found(document, lines, unreachable, as_data, is_good=not failed, last=last)
 
 
 def _discard(cluster: Cluster, tokens: Sequence[str], as_data: bool) -> None:
@@ -251,21 +229,10 @@ def key_command(settings: Settings, key: str, as_data: bool) -> None:
             found, unreachable = key_on_all(cluster, key)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="KEY") from error
-    if as_data:
-        print_data(
-            {
-                "key": key,
-                "committed": found,
-                "unreachable": unreachable_values(unreachable),
-            }
-        )
-    else:
-        which = "any shard that was read" if unreachable else "any shard"
-        for line in map(str, found) if found else [f"{key}: not on {which}"]:
-            echo(line)
-        for line in unreachable_lines(unreachable):
-            echo(line)
-    end(is_good=bool(found), is_read=not unreachable)
+    which = "any shard that was read" if unreachable else "any shard"
+    lines: Sequence[object] = found or [f"{key}: not on {which}"]
+    document = {"key": key, "committed": found}
+    print_found(document, lines, unreachable, as_data, is_good=bool(found))
 
 
 @command("halves", "sqla-shard halves", "sqla-shard halves --older-than 600 --json")
@@ -289,13 +256,8 @@ def halves_command(settings: Settings, older_than: float, as_data: bool) -> None
     with settings.cluster() as cluster:
         age = timedelta(seconds=older_than)
         found, unreachable = halves_on_all(cluster, age)
-    if as_data:
-        halves = None if unreachable else found
-        print_data({"halves": halves, "unreachable": unreachable_values(unreachable)})
-    else:
-        for line in (*map(str, found), *unreachable_lines(unreachable)):
-            echo(line)
-        # The missing COMMIT may be on a shard that was not read.
-        count = "unknown number of" if unreachable else f"{len(found):,}"
-        echo(f"{count} partially committed")
-    end(is_good=not found, is_read=not unreachable)
+    # The missing COMMIT may be on a shard that was not read.
+    document = {"halves": None if unreachable else found}
+    count = "unknown number of" if unreachable else f"{len(found):,}"
+    last = f"{count} partially committed"
+    print_found(document, found, unreachable, as_data, is_good=not found, last=last)

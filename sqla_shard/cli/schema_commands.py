@@ -12,7 +12,7 @@ from typing import Any, TYPE_CHECKING
 
 import click
 
-from sqla_shard.cli.groups import missing_extra
+from sqla_shard.cli.catalogue import missing_extra
 from sqla_shard.cli.options import (
     completed,
     FiniteRange,

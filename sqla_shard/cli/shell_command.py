@@ -9,16 +9,14 @@ from typing import Any, TYPE_CHECKING
 
 import click
 
-from sqla_shard.cli.application_options import (
+from sqla_shard.cli.options import (
     cache_of_option,
     cache_option,
     CacheOption,
-    models_option,
-    names,
-)
-from sqla_shard.cli.options import (
     completed,
     keyspace_option,
+    models_option,
+    names,
     number,
     pass_settings,
     Settings,
