@@ -66,6 +66,7 @@ from sqla_shard.schema.selection import (
     template_of,
 )
 from sqla_shard.topology import diff, Keyspace, Server, Topology
+from sqla_shard.topology.changes import refusals
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.topology.urls import Address, address_of
 
@@ -87,50 +88,13 @@ def unsupported_changes(current: Topology, new: Topology) -> Iterator[Problem]:
     :param current: the topology that is published.
     :param new: the topology to publish next.
     """
-    changes = diff(current, new)
     if new.version <= current.version:
         yield Problem(
             "epoch",
             f"{new.epoch} must be higher than {current.epoch}, the epoch of "
             "the current topology, or no process would follow it; raise it",
         )
-    for name in changes.removed_keyspaces:
-        yield Problem(
-            f"keyspaces.{name}",
-            "is not in the new topology, which would close all of its shards; keep it",
-        )
-    for kind in changes.kinds:
-        yield Problem(
-            f"keyspaces.{kind.keyspace}.kind",
-            f"{kind.old!r} -> {kind.new!r} would route every row to another "
-            "shard; use another keyspace for another kind",
-        )
-    for layout in changes.layouts:
-        yield Problem(
-            f"keyspaces.{layout.keyspace}.id_layout",
-            f"{layout.old} -> {layout.new} would read each existing id as "
-            "that of another object; use another keyspace",
-        )
-    for names in changes.databases:
-        yield Problem(
-            f"keyspaces.{names.keyspace}.database",
-            f"{names.old!r} -> {names.new!r} would connect to databases with "
-            f"other names than the existing ones; keep {names.old!r}",
-        )
-    for count in (*changes.opened, *changes.closed):
-        place = f"keyspaces.{count.keyspace}.shards"
-        if new.keyspace(count.keyspace).kind == "mod":
-            yield Problem(
-                place,
-                f"{count.old} -> {count.new}: it is the modulus, and another "
-                f"one would route keys to other shards; keep {count.old}",
-            )
-        elif count.new < count.old:
-            yield Problem(
-                place,
-                f"{count.old} -> {count.new}: the objects of {count.shards} "
-                "could not be read any more; a shard cannot be closed",
-            )
+    yield from refusals(current, new)
     yield from _moves(current, new)
 
 
