@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from sqla_shard.cache import Cache
 
 
-__all__ = ["LoopEngines", "Loops"]
-
 T = TypeVar("T")
 
 P = ParamSpec("P")

@@ -40,8 +40,6 @@ from sqla_shard.topology import find_object, Keyspace
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["Explanation", "Target", "explain", "target_of"]
-
 #: Lines of shards, and characters of a statement, that str() shows.
 _LINES_SHOWN = 12
 _SQL_SHOWN = 1200

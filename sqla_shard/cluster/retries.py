@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from sqla_shard.topology.follow import Fixed, Follower
 
 
-__all__ = ["Retries", "repeat", "repeat_awaited"]
-
 T = TypeVar("T")
 
 _log = careful_log(__name__)

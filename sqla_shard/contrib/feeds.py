@@ -74,9 +74,6 @@ from sqla_shard.session.session import separate_session
 from sqla_shard.types import ObjectRef
 from sqla_shard.util.logs import careful_log
 
-__all__ = ["Feed", "FeedItem"]
-
-
 #: Seconds for which the posts of a user are still added to feeds, after
 #: readers have begun to pull them.
 _OVERLAP = 120.0

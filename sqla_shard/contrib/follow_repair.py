@@ -26,8 +26,6 @@ from sqla_shard.ids import unpack
 from sqla_shard.planning import spec_of
 from sqla_shard.session import ShardSession
 
-__all__ = ["RepairedFollows", "forget_deleted_board", "purge_follows", "repair_follows"]
-
 #: A shard of a table, and the pair after which its rows are compared: the
 #: number of the step, the number of the shard, and two ids.
 Position = tuple[int, int, int, int]

@@ -34,8 +34,6 @@ from sqla_shard.session import ShardSession
 from sqla_shard.session.session import separate_session
 from sqla_shard.util.logs import careful_log
 
-__all__ = ["StoredFollows"]
-
 #: Maximum number of edges of a job.
 _EDGES = 200
 

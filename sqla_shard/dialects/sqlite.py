@@ -39,9 +39,6 @@ from sqla_shard.dialects.base import (
 from sqla_shard.dialects.coding import code_values
 from sqla_shard.types.vectors import DISTANCES
 
-__all__ = ["SQLite"]
-
-
 _TRIGGERS = text(
     "SELECT name FROM sqlite_master "
     "WHERE type = 'trigger' AND tbl_name = :table ORDER BY name"

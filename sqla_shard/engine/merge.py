@@ -31,25 +31,6 @@ from sqla_shard.engine.values import (
 )
 from sqla_shard.exc import ScatterLimitError, ScatterUnsupportedError
 
-__all__ = [
-    "Coalesce",
-    "Computation",
-    "Computed",
-    "Constant",
-    "DistinctCount",
-    "Extreme",
-    "First",
-    "GroupRule",
-    "LimitedCount",
-    "Mean",
-    "Merge",
-    "OrderKey",
-    "Rounded",
-    "Total",
-    "check_rows",
-    "most_of",
-]
-
 Row = Sequence[Any]
 #: Returns the expressions of each group, which a server computes.
 Compute = Callable[["Computation", Sequence[Row]], Sequence[Row]]

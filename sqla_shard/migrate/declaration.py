@@ -54,17 +54,6 @@ from sqlalchemy.orm.attributes import QueryableAttribute
 from sqla_shard.exc import DeclarationError
 from sqla_shard.util.json_values import parsed_toml
 
-__all__ = [
-    "Declaration",
-    "Global",
-    "Item",
-    "Lookup",
-    "MappingTable",
-    "Owned",
-    "Owner",
-    "Reference",
-]
-
 
 def _table(what: Any) -> str:
     """Return the name of a table that is given in any form."""

@@ -59,9 +59,6 @@ from sqla_shard.util.processes import in_children
 from sqla_shard.util.source_lines import calling_frame, position_of
 from sqla_shard.util.sqlalchemy_helpers import stop_listening
 
-__all__ = ["Shadow"]
-
-
 _log = careful_log("sqla_shard.migrate")
 
 #: Maximum number of objects of a flush whose owner is learned.

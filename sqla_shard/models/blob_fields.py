@@ -42,15 +42,6 @@ from sqla_shard.models.field_types import sql_type_of
 from sqla_shard.types import Blob, ObjectRef
 from sqla_shard.types.tracking import detach, Node, plain
 
-__all__ = [
-    "MISSING",
-    "BlobField",
-    "FieldSettings",
-    "Referred",
-    "blob_field",
-    "settings_of",
-]
-
 
 class Referred(NamedTuple):
     """The ids that a field may contain.

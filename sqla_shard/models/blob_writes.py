@@ -57,16 +57,6 @@ from sqla_shard.types.compression import DICTIONARIES, Dictionary
 from sqla_shard.types.tracking import Node, plain
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = [
-    "changes",
-    "forget_written",
-    "remember_written",
-    "show_change",
-    "source_of",
-    "watch_assignments",
-    "write_blob",
-]
-
 #: Seconds for which a process writes with the dictionary that was active.
 DICTIONARY_SECONDS = 60.0
 

@@ -66,8 +66,6 @@ from sqla_shard.types.tracking import (
     ValueList,
 )
 
-__all__ = ["ContainerCodec", "JsonCodec", "RecordCodec", "RecordType"]
-
 
 def _listen(node: Node, codec: Codec, on_change: OnChange) -> None:
     """Set the label of a container, and the listener if it is a root."""

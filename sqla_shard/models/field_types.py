@@ -75,17 +75,6 @@ from sqla_shard.types.blob import decode_json
 from sqla_shard.types.columns import Encoded
 from sqla_shard.types.tracking import track
 
-__all__ = [
-    "Codec",
-    "Coded",
-    "ExactInteger",
-    "ExactNumber",
-    "Structure",
-    "ValueKind",
-    "codec_for",
-    "sql_type_of",
-]
-
 
 def codec_for(annotation: Any, *, field: str) -> Codec:
     """Return the codec for the values of a field.

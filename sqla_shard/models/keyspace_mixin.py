@@ -24,8 +24,6 @@ from sqla_shard.models.class_checks import check_unique, whole_or_not_at_all
 from sqla_shard.models.id_sources import adopt_layout
 from sqla_shard.planning import declare, TableSpec
 
-__all__ = ["KeyspaceMixin", "assign_keyspace"]
-
 _CHOICE = "__sqla_shard_keyspace__"
 _KINDS = ("global", "mod")
 

@@ -64,8 +64,6 @@ from sqla_shard.models.lookup_table import (
 )
 from sqla_shard.session import ShardSession
 
-__all__ = ["LookupMixin"]
-
 
 class LookupMixin:
     """Makes a declarative class a lookup; precedes the base.

@@ -84,7 +84,6 @@ else:
     S = TypeVar("S")
     T = TypeVar("T")
 
-__all__ = ["MappingMixin"]
 
 M = TypeVar("M", bound="MappingMixin[Any, Any]")
 Callback = TypeVar("Callback", bound=Callable[[ShardSession, NarrowGap], Any])

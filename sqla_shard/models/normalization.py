@@ -40,8 +40,6 @@ from dataclasses import dataclass
 from sqla_shard.exc import InvalidKeyError
 from sqla_shard.types import LookupKey
 
-__all__ = ["LONGEST_LABEL", "Normalization", "casefold", "email", "exact"]
-
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,29}")
 _MOST_VERSIONS = 99_999
 #: Characters of the longest ``name/version``.

@@ -67,8 +67,6 @@ from sqla_shard.session.flush import REQUESTED
 from sqla_shard.types import JSONBlob, UTCTimestamp
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["ObjectMixin"]
-
 
 class ObjectMixin(Activity):
     """Makes a declarative class an object class; precedes the base.

@@ -94,8 +94,6 @@ from sqla_shard.types.shard_bound import ShardNumber
 from sqla_shard.util.json_values import json_value
 from sqla_shard.util.sqlalchemy_helpers import sorted_tables
 
-__all__ = ["Deviation", "ReferenceMixin", "ReferencesReport", "verify_references"]
-
 
 class ReferenceMixin:
     """Makes a declarative class a reference table; precedes the base.

@@ -55,18 +55,6 @@ from sqla_shard.util.logs import careful_log
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
-__all__ = [
-    "Saga",
-    "SagaStep",
-    "async_change",
-    "async_sign_up",
-    "change",
-    "retried_once",
-    "run",
-    "run_awaited",
-    "sign_up",
-]
-
 
 # -- sagas: transactions one after another, in threads or in an event loop
 

@@ -49,19 +49,6 @@ if TYPE_CHECKING:
     from sqla_shard import Cluster
     from sqla_shard.cache import Store
 
-__all__ = [
-    "MADE",
-    "NONE",
-    "WHICH",
-    "DrainReport",
-    "Waiting",
-    "by_region",
-    "drain",
-    "has_pending",
-    "outbox_size",
-    "write_pending",
-]
-
 
 # -- pending invalidations of all shards
 

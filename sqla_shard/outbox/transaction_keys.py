@@ -55,21 +55,6 @@ from sqla_shard.util.json_values import JsonObject
 if TYPE_CHECKING:
     from sqla_shard import Cluster
 
-__all__ = [
-    "IS_PART",
-    "MINUTE",
-    "CommittedKey",
-    "HalfCommit",
-    "Token",
-    "TransactionPart",
-    "encode_key",
-    "find_halves",
-    "find_key",
-    "forget",
-    "halves_on_all",
-    "key_on_all",
-]
-
 
 #: First bytes of marks and parts.  No key begins with them: they are not valid
 #: UTF-8.

@@ -85,9 +85,6 @@ from sqla_shard.planning.specs import kind_of
 from sqla_shard.types import IdType
 from sqla_shard.util import sqlalchemy_private as private
 
-__all__ = ["Reader", "Rendered", "Rendering"]
-
-
 # SQLAlchemy decides the FROM of a nested SELECT while it compiles a statement:
 # the tables that it takes from outside, the joins of relationships, the
 # criteria of loader options.  Rather than repeating those rules, the reader

@@ -56,19 +56,6 @@ from sqla_shard.topology import Topology
 from sqla_shard.topology.keyspaces import as_ranges
 from sqla_shard.util.json_values import JsonObject
 
-__all__ = [
-    "Answer",
-    "Resolution",
-    "ShardStatus",
-    "StatusReport",
-    "downgrade",
-    "in_environment",
-    "resolve",
-    "status",
-    "upgrade",
-]
-
-
 #: Conditions of a shard, from the best to the worst.
 CURRENT = "current"
 BEHIND = "behind"

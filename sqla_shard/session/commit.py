@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from sqla_shard.cache import Announcement, Cache
 
 
-__all__ = ["OUTCOMES", "CommitReport", "Commits"]
-
 _LATEST = ("AUTOCOMMIT", "READ COMMITTED")
 
 _log = careful_log(__name__)

@@ -44,26 +44,6 @@ from sqla_shard.dialects.sorting import kind_of, value_of_function
 from sqla_shard.exc import BookmarkKeyError, InvalidBookmarkError, InvalidIdError
 from sqla_shard.types import IdType, ShardedId
 
-__all__ = [
-    "BRANCHES",
-    "MOST_BYTES",
-    "MOST_ROWS",
-    "BookmarkValueError",
-    "Page",
-    "PageKey",
-    "PagePosition",
-    "Seal",
-    "Subject",
-    "bookmark_text",
-    "branch",
-    "check_limit",
-    "pack",
-    "seal_of",
-    "sources",
-    "unpack",
-]
-
-
 # One statement reads the newest rows of many lists, with a branch for each.
 # The number of branches is a power of two, so that SQLAlchemy's compiled cache
 # has few statements.

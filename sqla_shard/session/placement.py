@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from sqla_shard import ShardSession
 
 
-__all__ = ["PlacementPolicy", "RandomPlacement", "parent_shard", "root_shard"]
-
-
 class PlacementPolicy(Protocol):
     """Choice of the shard of a root object."""
 

@@ -56,8 +56,6 @@ from sqla_shard.util import sqlalchemy_private as private
 if TYPE_CHECKING:
     from sqla_shard import ShardSession
 
-__all__ = ["bare", "fingerprint", "scatter_page"]
-
 
 # The fingerprint of a SELECT: its FROM and WHERE, with the values in them.
 #

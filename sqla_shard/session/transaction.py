@@ -49,26 +49,6 @@ from sqla_shard.exc import (
 )
 from sqla_shard.planning import spec_of
 
-__all__ = [
-    "MOST_EDITS",
-    "AfterCommit",
-    "CrossShard",
-    "Edit",
-    "LastWrite",
-    "PendingInvalidation",
-    "ReadingLost",
-    "TransactionLog",
-    "WrittenShards",
-    "check_cross_shard",
-    "connection_lost",
-    "give_up",
-    "leave_to_parent",
-    "record_commit",
-    "refuse_lost",
-    "roll_back_together",
-]
-
-
 #: Maximum number of edits of a cached value: each edit reads and writes the
 #: whole value before COMMIT; a value with more edits is deleted instead.
 MOST_EDITS = 16

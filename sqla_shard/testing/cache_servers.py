@@ -38,9 +38,6 @@ from sqla_shard.testing.programs import (
     MISSING_REDIS,
 )
 
-__all__ = ["CacheServer", "MemcachedServer", "RedisServer"]
-
-
 _PATIENCE = 5.0
 
 

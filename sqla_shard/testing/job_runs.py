@@ -28,8 +28,6 @@ from sqla_shard.jobs.tasks import Task
 from sqla_shard.jobs.worker import RunReport, Worker
 from sqla_shard.session import ShardSession
 
-__all__ = ["JobsFailedError", "jobs_enqueued", "run_jobs"]
-
 
 class JobsFailedError(AssertionError):
     """Raised by :func:`run_jobs` if a job has failed, or cannot be run."""

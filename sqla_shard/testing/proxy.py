@@ -64,8 +64,6 @@ from typing import Any, IO, Literal
 
 from sqla_shard import exc
 
-__all__ = ["Proxy", "ProxyCounts"]
-
 _PROGRAM = Path(__file__).with_name("_proxying.py")
 _PATIENCE = 30.0
 

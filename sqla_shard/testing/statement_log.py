@@ -27,9 +27,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sqla_shard.util.masking import host_and_port
 
-__all__ = ["Kind", "LoggedEvent", "StatementLog"]
-
-
 Kind: TypeAlias = Literal["checkout", "begin", "execute", "commit", "rollback"]
 """Kind of an event; ``"execute"`` is a statement, ``"checkout"`` a connection
 taken from its pool."""

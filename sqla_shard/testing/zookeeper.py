@@ -65,8 +65,6 @@ from sqla_shard.testing.programs import (
     ZooKeeperPrograms,
 )
 
-__all__ = ["ZooKeeperEnsemble", "ZooKeeperServer"]
-
 
 class ZooKeeperServer(LocalServer):
     """A ZooKeeper server for tests.

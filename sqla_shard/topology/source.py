@@ -19,16 +19,6 @@ from sqla_shard.topology.urls import DEFAULT_PLACEHOLDERS, Policy
 from sqla_shard.util.json_values import parsed_json, parsed_toml
 from sqla_shard.util.masking import masked, redact
 
-__all__ = [
-    "FORMATS",
-    "MAX_BYTES",
-    "FileSource",
-    "Format",
-    "TopologySource",
-    "read_document",
-    "to_json",
-]
-
 Format = Literal["toml", "json"]
 
 

@@ -42,18 +42,6 @@ from sqla_shard.exc import Problem, TopologyError
 from sqla_shard.exc.base import shortened_list
 from sqla_shard.util import masking
 
-__all__ = [
-    "DEFAULT_PLACEHOLDERS",
-    "MAX_LENGTH",
-    "OPTIONS",
-    "Address",
-    "Policy",
-    "Url",
-    "address_of",
-    "fill",
-]
-
-
 DEFAULT_PLACEHOLDERS = ("MYSQL_USER", "MYSQL_PASSWORD")
 """Placeholders that are allowed by default."""
 

@@ -45,16 +45,6 @@ from sqla_shard.types.tracking import plain, TrackedDict
 from sqla_shard.util import json_values, sqlalchemy_private as private
 from sqla_shard.util.sqlalchemy_helpers import is_mysql
 
-__all__ = [
-    "Blob",
-    "JSONBlob",
-    "decode_blob",
-    "decode_json",
-    "decode_stored",
-    "encode_blob",
-    "pack_blob",
-]
-
 _TEXT_BYTES = 65_535
 _MEDIUM_BYTES = 16_777_215
 _LONG_BYTES = 4_294_967_295

@@ -22,9 +22,6 @@ from sqla_shard.exc import (
 from sqla_shard.types.shard_bound import ShardBound
 from sqla_shard.util.sqlalchemy_helpers import is_mysql
 
-__all__ = ["MAX_SEQUENCE", "LookupKey", "Sequence38", "UTCTimestamp"]
-
-
 # -- Types whose values have another format than SQLAlchemy gives them.
 
 

@@ -25,20 +25,6 @@ from typing import Any, Protocol
 from sqla_shard.exc import DamagedBlobError, DictionaryNotFoundError, MissingExtraError
 from sqla_shard.util.processes import in_children
 
-__all__ = [
-    "DICTIONARIES",
-    "LEVEL",
-    "MARKER",
-    "PREFIX_BYTES",
-    "Dictionaries",
-    "Dictionary",
-    "DictionarySource",
-    "dictionary_id_of",
-    "require_zstd",
-    "train_dictionary",
-    "unpack",
-]
-
 #: First byte of a compressed blob.
 MARKER = b"\xfd"
 #: Length of the marker and the id of the dictionary.

@@ -34,8 +34,6 @@ from sqla_shard.exc import (
 from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
 from sqla_shard.types.shard_bound import ComparedId, IdSlot, Prefix, ShardBound
 
-__all__ = ["COMPARISONS", "IdType", "ObjectRef", "ShardedId", "full_id", "inserting_on"]
-
 # A server without RETURNING returns the local id as lastrowid, which reaches
 # the result processor of the type only.
 _inserting: ContextVar[int | None] = ContextVar("sqla_shard", default=None)

@@ -185,23 +185,6 @@ def check_key(key: Any, path: Path, walked: object) -> str:
     return check_text(key, (path, key, walked))
 
 
-__all__ = [
-    "MAX_DEPTH",
-    "ContainerShape",
-    "Element",
-    "Node",
-    "TrackedDict",
-    "TrackedList",
-    "ValueDict",
-    "ValueList",
-    "check_nesting",
-    "detach",
-    "plain",
-    "track",
-    "unlink",
-]
-
-
 MAX_DEPTH = 31
 """Maximum nesting depth, including the blob itself.
 

@@ -21,8 +21,6 @@ from sqlalchemy.types import UserDefinedType
 from sqla_shard.exc import BlobValueError, UnsupportedStatementError
 from sqla_shard.exc.base import shown
 
-__all__ = ["DISTANCES", "Vector"]
-
 
 #: What MySQL compares with a bound vector as text only.
 _EQUAL = (operators.eq, operators.ne)

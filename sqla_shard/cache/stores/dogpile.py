@@ -58,9 +58,6 @@ from sqla_shard.cache.stores.memcached_node import (
 )
 from sqla_shard.util.json_values import parsed_json
 
-__all__ = ["NAMES", "DogpileMemoryStore", "MemcachedBackend", "NodeMutex"]
-
-
 # -- A store with its values in the backend ``memory`` of dogpile.cache.
 #
 # Leases and tombstones are in this process, like the backend.  A value is

@@ -53,17 +53,6 @@ from sqla_shard.util.processes import in_children
 if TYPE_CHECKING:
     import redis
 
-__all__ = [
-    "BLOCK",
-    "BLOCKED",
-    "BUSY",
-    "FETCH",
-    "FILL",
-    "LEASED",
-    "UNBLOCK",
-    "RedisStore",
-]
-
 
 # -- The four scripts, each of which is atomic.
 #

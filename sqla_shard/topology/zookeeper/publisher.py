@@ -67,7 +67,6 @@ from sqla_shard.util.logs import careful_log
 if TYPE_CHECKING:
     from sqla_shard.topology.zookeeper.store import Change, VersionCheck
 
-__all__ = ["Publisher"]
 
 _log = careful_log(__name__)
 
