@@ -84,9 +84,8 @@ def application_access(
     if error:
         yield info(
             pair.primary,
-            f"does not let {user!r} in from here with the password of this "
-            f"environment (error {error}), so its login on the standby says "
-            "nothing",
+            f"does not let {user!r} in from here with the password of this environment "
+            f"(error {error}), so its login on the standby says nothing",
         )
     elif user and not is_tried:
         yield info(
@@ -131,9 +130,8 @@ def global_privileges(server: ServerFacts, fleet: FleetFacts) -> Findings:
         if login.user in fleet.application and found:
             yield critical(
                 server,
-                f"has an account of the application, {login}, with global "
-                f"privileges ({', '.join(found)}): it can write past the "
-                "fences of operations",
+                f"has an account of the application, {login}, with global privileges "
+                f"({', '.join(found)}): it can write past the fences of operations",
                 f"{_alone(server)}REVOKE {', '.join(found)} ON *.* FROM "
                 f"{login}; grant it privileges on its databases only",
             )
@@ -253,9 +251,8 @@ def sessions_elsewhere(server: ServerFacts, fleet: FleetFacts) -> Findings:
         f"has {len(found)} sessions of the application ({where}), and is "
         f"{place}: those processes use another epoch of the topology than "
         f"{fleet.topology.epoch}, or its URL",
-        "find what follows the topology on these hosts (sqla-shard topology "
-        "watch), and restart what does not; on "
-        f"{server.address}: KILL {found[0].id}",
+        "find what follows the topology on these hosts (sqla-shard topology watch), "
+        f"and restart what does not; on {server.address}: KILL {found[0].id}",
     )
 
 
@@ -295,10 +292,9 @@ def old_epochs(fleet: FleetFacts) -> Findings:
     agents = sum(one.file is not None for one in clients.known)
     yield info(
         "fleet",
-        f"{len(clients.known)} processes have registered in ZooKeeper "
-        f"({agents} of them agents, which stand for those that read their "
-        "file); others are known by their sessions on standbys and former "
-        "servers only",
+        f"{len(clients.known)} processes have registered in ZooKeeper ({agents} of "
+        "them agents, which stand for those that read their file); others are known by "
+        "their sessions on standbys and former servers only",
     )
 
 

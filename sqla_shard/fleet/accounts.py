@@ -87,9 +87,8 @@ class Accounts:
         """
         if self.replication is None:
             raise FleetSetupError(
-                f"{_REPLICATION}_USER is not set; set it and "
-                f"{_REPLICATION}_PASSWORD to the account with which standbys "
-                "connect to their primary"
+                f"{_REPLICATION}_USER is not set; set it and {_REPLICATION}_PASSWORD "
+                "to the account with which standbys connect to their primary"
             )
         return self.replication
 

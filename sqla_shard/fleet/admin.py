@@ -55,9 +55,8 @@ _WAITS_FOR_SPACE = (
     " AND state IN ('Waiting for someone to free space', 'Waiting for disk space')"
 )
 _ESTIMATES = (
-    "SELECT database_name, table_name, n_rows,"
-    " (clustered_index_size + sum_of_other_index_sizes) * @@innodb_page_size"
-    " FROM mysql.innodb_table_stats"
+    "SELECT database_name, table_name, n_rows, (clustered_index_size + "
+    "sum_of_other_index_sizes) * @@innodb_page_size FROM mysql.innodb_table_stats"
 )
 #: Between the name of a table and that of its partition, of MariaDB and MySQL.
 _PARTITION = re.compile("#P#", re.IGNORECASE)

@@ -246,9 +246,8 @@ def gaps(
         yield Gap(
             f"does not let {standby.attempt.user!r} of the topology in (error "
             f"{refusal}), as {primary.name} does",
-            f"compare SHOW CREATE USER of both; on {standby.address}: "
-            f"{_UNLOGGED}; ALTER USER, so that the password is that of the "
-            "topology",
+            f"compare SHOW CREATE USER of both; on {standby.address}: {_UNLOGGED}; "
+            "ALTER USER, so that the password is that of the topology",
         )
 
 
@@ -261,9 +260,8 @@ def _gaps_of(
         yield Gap(
             f"has no account {login}, which may use databases of its shards "
             f"on {primary.name}",
-            f"on {standby.address}: {_UNLOGGED}; create it as SHOW CREATE "
-            f"USER {login} and SHOW GRANTS FOR {login} print it on "
-            f"{primary.address}",
+            f"on {standby.address}: {_UNLOGGED}; create it as SHOW CREATE USER {login} "
+            f"and SHOW GRANTS FOR {login} print it on {primary.address}",
         )
         return
     lacks, twin = min(
@@ -294,9 +292,8 @@ def _gaps_of(
         yield Gap(
             f"has another password of {twin} than {primary.name}, so its "
             "programs could not log in",
-            f"on {standby.address}: {_UNLOGGED}; ALTER USER {twin}, with the "
-            f"password that SHOW CREATE USER {login} prints on "
-            f"{primary.address}",
+            f"on {standby.address}: {_UNLOGGED}; ALTER USER {twin}, with the password "
+            f"that SHOW CREATE USER {login} prints on {primary.address}",
         )
     if lacks:
         names = sorted(set().union(*lacks.values()))

@@ -472,9 +472,8 @@ def _behind(
     number = primary.server_id()
     if status.source_id != number:
         return (
-            f"it replicates from {status.source} (server_id "
-            f"{status.source_id}), not from {primary.admin} (server_id "
-            f"{number})"
+            f"it replicates from {status.source} (server_id {status.source_id}), not "
+            f"from {primary.admin} (server_id {number})"
         )
     if not standby.reaches(primary.position(), _LATE_SECONDS):
         return (

@@ -324,9 +324,8 @@ class LogReader:
             elif event.kind == _INCIDENT:
                 raise _damaged(
                     path,
-                    "the server has lost changes there (an incident "
-                    "event); restore from a later backup, or from the "
-                    "logs of another server",
+                    "the server has lost changes there (an incident event); restore "
+                    "from a later backup, or from the logs of another server",
                 )
             elif one is not None and self._add(path, one, event):
                 self._check_xa(one)

@@ -318,9 +318,8 @@ def _check(replication: Replication) -> None:
         )
         if status.receiver == "Yes" and not status.error:
             reason += (
-                ". Its applier has no error: it was stopped, as a comparison "
-                "that was killed leaves it; run on this server: "
-                f"{replication.START_APPLIER}"
+                ". Its applier has no error: it was stopped, as a comparison that was "
+                f"killed leaves it; run on this server: {replication.START_APPLIER}"
             )
         if status.error:
             reason += f": {status.error}"

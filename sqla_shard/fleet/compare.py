@@ -945,7 +945,6 @@ def fault_of(report: DataReport) -> str:
     """Return a sentence about differences and tables not compared."""
     found = [str(one) for one in (*report.differences, *report.unread)]
     return (
-        f"{report.found:,} rows or definitions differ, and "
-        f"{len(report.unread):,} tables or databases were not compared "
-        f"({shortened_list(found, _MAX_SHOWN)})"
+        f"{report.found:,} rows or definitions differ, and {len(report.unread):,} "
+        f"tables or databases were not compared ({shortened_list(found, _MAX_SHOWN)})"
     )

@@ -192,9 +192,8 @@ def fill_of(table: TableSize, fleet: FleetFacts) -> float:
 
 def _ids_remedy(table: TableSize) -> str:
     return (
-        f"if {table.id_type} is the limit, widen the column with a revision; "
-        "if the bits of a local id are: open more shards, and create new "
-        "objects there"
+        f"if {table.id_type} is the limit, widen the column with a revision; if the "
+        "bits of a local id are: open more shards, and create new objects there"
     )
 
 

@@ -189,8 +189,7 @@ class Copy:
                 Problem(
                     str(self._target),
                     f"its version {_version(self._target)} is older than "
-                    f"{_version(self._source)} of {self._source}; upgrade it "
-                    "first",
+                    f"{_version(self._source)} of {self._source}; upgrade it first",
                 )
             )
         return problems

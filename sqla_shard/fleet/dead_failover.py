@@ -268,10 +268,9 @@ class DeadFailover(Promotion):
                 last, since = applied, now
             elif now >= since + limit:
                 raise self._failed(
-                    f"it has applied {applied} of {received}, and nothing "
-                    f"more for {limit:g} s; end the session that its applier "
-                    "waits for (SHOW PROCESSLIST), or wait longer with "
-                    "--drain-timeout"
+                    f"it has applied {applied} of {received}, and nothing more for "
+                    f"{limit:g} s; end the session that its applier waits for (SHOW "
+                    "PROCESSLIST), or wait longer with --drain-timeout"
                 )
             if new.reaches(received, min(_LOOK_SECONDS, limit)):
                 return

@@ -346,13 +346,12 @@ def _read(admin: Admin, names: list[str]) -> dict[str, _DefinedDatabase]:
     for row in admin.mappings(
         _of_each(
             names,
-            "SELECT table_schema AS table_schema, table_name AS table_name,"
-            " ordinal_position AS number, column_name AS column_name,"
-            " data_type AS data_type, column_type AS column_type,"
-            " character_set_name AS character_set_name,"
-            " collation_name AS collation_name,"
-            " character_octet_length AS character_octet_length"
-            " FROM information_schema.columns WHERE table_schema = %s",
+            "SELECT table_schema AS table_schema, table_name AS table_name, "
+            "ordinal_position AS number, column_name AS column_name, data_type AS "
+            "data_type, column_type AS column_type, character_set_name AS "
+            "character_set_name, collation_name AS collation_name, "
+            "character_octet_length AS character_octet_length FROM "
+            "information_schema.columns WHERE table_schema = %s",
             " ORDER BY 1, 2, 3",
         ),
         *names,
@@ -560,9 +559,8 @@ def _columns(name: str, table: str, one: _Table, two: _Table) -> ComparedColumns
     for engine in (one.engine, two.engine):
         if engine not in _ENGINES:
             return (
-                f"the engine {engine} has no snapshots; convert the table to "
-                "InnoDB, or compare it with CHECKSUM TABLE while it is not "
-                "written"
+                f"the engine {engine} has no snapshots; convert the table to InnoDB, "
+                "or compare it with CHECKSUM TABLE while it is not written"
             )
     theirs = {column.name: column for column in two.columns}
     mine = [column for column in one.columns if column.name in theirs]

@@ -383,9 +383,8 @@ def _sessions(server: Replication, _: Sequence[str]) -> Mapping[str, Any]:
         "sessions": tuple(
             Session(number, user, host or "", command, int(seconds or 0))
             for number, user, host, command, seconds in server.admin.rows(
-                "SELECT id, user, host, command, time"
-                " FROM information_schema.processlist"
-                " WHERE id <> CONNECTION_ID()"
+                "SELECT id, user, host, command, time FROM "
+                "information_schema.processlist WHERE id <> CONNECTION_ID()"
             )
         )
     }

@@ -165,9 +165,8 @@ class Failover(Promotion):
         others = followers(old) - 1
         if others > 0:
             self.warnings.append(
-                f"{others} more servers replicate from {old.admin}; they "
-                "will follow the new primary through it until they are "
-                "attached to the new one"
+                f"{others} more servers replicate from {old.admin}; they will follow "
+                "the new primary through it until they are attached to the new one"
             )
         events = events_of(old.admin)
         if events:
@@ -217,9 +216,8 @@ class Failover(Promotion):
     def _compare_after(self) -> Mapping[str, Any]:
         """Compare the former primary with the new one; it replicates."""
         remedy = (
-            f"compare them with: sqla-shard fleet verify {self.server}; the "
-            "former primary may have rows that the new one lacks: do not "
-            "rebuild it before"
+            f"compare them with: sqla-shard fleet verify {self.server}; the former "
+            "primary may have rows that the new one lacks: do not rebuild it before"
         )
         try:
             self.old.start()

@@ -224,9 +224,8 @@ class Fence:
         ]
         with self.admin.unlogged():
             self.admin.run_many(
-                "INSERT INTO mysql.db (User, Host, Db, Select_priv)"
-                " VALUES (%s, %s, %s, %s)"
-                " ON DUPLICATE KEY UPDATE Select_priv = VALUES(Select_priv)",
+                "INSERT INTO mysql.db (User, Host, Db, Select_priv) VALUES (%s, %s, "
+                "%s, %s) ON DUPLICATE KEY UPDATE Select_priv = VALUES(Select_priv)",
                 rows,
             )
 

@@ -133,10 +133,9 @@ class Fleet:
         if not is_zookeeper(location) and not self.location.endswith(".json"):
             shown = masked(self.location)
             raise FleetSetupError(
-                f"{shown} is not a JSON file: fleet operations rewrite the "
-                "topology, which would lose the comments of TOML. Convert it "
-                f"once with: sqla-shard -t {shown} topology show --json > "
-                "topology.json"
+                f"{shown} is not a JSON file: fleet operations rewrite the topology, "
+                "which would lose the comments of TOML. Convert it once with: "
+                f"sqla-shard -t {shown} topology show --json > topology.json"
             )
 
     @property

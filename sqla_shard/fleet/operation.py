@@ -176,55 +176,45 @@ class Result(JsonObject):
     @property
     def problems(self) -> tuple[str, ...]:
         """Problems of steps after the commit point."""
-        return tuple(
-            str(note["problem"])
-            for note in self.notes.values()
-            if isinstance(note, Mapping) and note.get("problem")
-        )
+        return self._texts("problem")
 
     @property
     def loss(self) -> str | None:
         """Writes that a failover from a lost primary has lost."""
-        note = self.notes.get("verify")
-        return note.get("loss") if isinstance(note, Mapping) else None
+        return self._noted().get("verify", {}).get("loss")
 
     @property
     def todo(self) -> tuple[str, ...]:
         """Lines about what the operator has to do next."""
-        return tuple(
-            str(note["todo"])
-            for note in self.notes.values()
-            if isinstance(note, Mapping) and note.get("todo")
-        )
+        return self._texts("todo")
 
     @property
     def ended(self) -> tuple[str, ...]:
         """Lines about the sessions that were ended, by their clients."""
-        return tuple(
-            line
-            for note in self.notes.values()
-            if isinstance(note, Mapping)
-            for line in ended_lines(note)
-        )
+        return tuple(line for n in self._noted().values() for line in ended_lines(n))
 
     @property
     def late(self) -> tuple[str, ...]:
         """Lines about the processes that still used an older topology."""
-        return tuple(
-            line
-            for note in self.notes.values()
-            if isinstance(note, Mapping)
-            for line in late_lines(note)
-        )
+        return tuple(line for n in self._noted().values() for line in late_lines(n))
 
     @property
     def proofs(self) -> tuple[str, ...]:
         """The comparisons before the cutover, and after it."""
         return tuple(
             f"{name}: {note['proof']}"
-            for name, note in self.notes.items()
-            if isinstance(note, Mapping) and note.get("proof")
+            for name, note in self._noted().items()
+            if note.get("proof")
         )
+
+    def _noted(self) -> dict[str, Mapping[str, Any]]:
+        """Return the results of the steps that have named ones."""
+        return {
+            name: note for name, note in self.notes.items() if isinstance(note, Mapping)
+        }
+
+    def _texts(self, word: str) -> tuple[str, ...]:
+        return tuple(str(n[word]) for n in self._noted().values() if n.get(word))
 
     def __str__(self) -> str:
         pause = paused(self.pause)

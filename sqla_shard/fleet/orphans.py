@@ -369,9 +369,8 @@ class OrphanChange(FleetOperation):
             if orphan.original not in has[url]:
                 yield Problem(
                     orphan.database,
-                    f"may be the only copy: {home[0]}, which has its shard by "
-                    f"the topology, has no {orphan.original}; see: "
-                    "sqla-shard fleet doctor",
+                    f"may be the only copy: {home[0]}, which has its shard by the "
+                    f"topology, has no {orphan.original}; see: sqla-shard fleet doctor",
                 )
                 continue
             there = has[url][orphan.original]
@@ -379,10 +378,9 @@ class OrphanChange(FleetOperation):
             if lacks:
                 yield Problem(
                     orphan.database,
-                    f"may be the only copy of the tables "
-                    f"{shortened_list(lacks, 5)}: {home[0]}, which has its "
-                    "shard by the topology, lacks them; drop them yourself "
-                    "if a migration has",
+                    f"may be the only copy of the tables {shortened_list(lacks, 5)}: "
+                    f"{home[0]}, which has its shard by the topology, lacks them; drop "
+                    "them yourself if a migration has",
                 )
             elif not self._accepts:
                 yield from self._empty_homes(
@@ -691,10 +689,9 @@ def unequal(here: Opener, there: Opener, databases: Sequence[str]) -> Iterator[P
         if fault:
             yield Problem(
                 name,
-                f"may have the only copy of some rows: {fault}, and no split "
-                "in the journal has compared them; look at them with: "
-                "sqla-shard fleet verify. If its home has changed them since, "
-                "add --accept-differences",
+                f"may have the only copy of some rows: {fault}, and no split in the "
+                "journal has compared them; look at them with: sqla-shard fleet "
+                "verify. If its home has changed them since, add --accept-differences",
             )
 
 

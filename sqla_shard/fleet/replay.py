@@ -102,9 +102,8 @@ class BinlogReplay(ABC):
             return [
                 Problem(
                     place,
-                    f"the logs end {time - closed:.0f} s before that moment; "
-                    "copy the newer ones first: sqla-shard fleet backup "
-                    "binlogs",
+                    f"the logs end {time - closed:.0f} s before that moment; copy the "
+                    "newer ones first: sqla-shard fleet backup binlogs",
                 )
             ]
         found: list[Problem] = []
@@ -123,9 +122,8 @@ class BinlogReplay(ABC):
             found.append(
                 Problem(
                     place,
-                    f"the logs do not contain {self._names(self._missing)}; "
-                    "copy the newer ones first: sqla-shard fleet backup "
-                    "binlogs",
+                    f"the logs do not contain {self._names(self._missing)}; copy the "
+                    "newer ones first: sqla-shard fleet backup binlogs",
                 )
             )
         return found
@@ -242,9 +240,8 @@ class BinlogReplay(ABC):
             if statement is not None:
                 chosen = session if statement.has_default else other
                 chosen.run(
-                    f"SET SESSION sql_mode = {int(statement.sql_mode)},"
-                    f" timestamp = {int(part.time) or 'DEFAULT'},"
-                    " time_zone = %s",
+                    f"SET SESSION sql_mode = {int(statement.sql_mode)}, timestamp = "
+                    f"{int(part.time) or 'DEFAULT'}, time_zone = %s",
                     part.time_zone or "+00:00",
                 )
                 chosen.run_verbatim(statement.text)
@@ -306,9 +303,8 @@ class MariaDBReplay(BinlogReplay):
         ended = {gtid for gtid in ahead if gtid[0] not in domains}
         if ahead != ended or (ahead and ahead == self._begin):
             raise self._refused(
-                f"its logs do not contain {self._names(ahead)}, where the "
-                "backup was made: they are of another server, or of another "
-                "history"
+                f"its logs do not contain {self._names(ahead)}, where the backup was "
+                "made: they are of another server, or of another history"
             )
 
     def _ahead(self) -> tuple[set[Gtid], set[int]]:
@@ -329,9 +325,8 @@ class MariaDBReplay(BinlogReplay):
                 if number > self._start.get(origin[0], -1)
             }
             raise self._refused(
-                f"its logs begin after {self._names(later)}, which is not in "
-                "the backup: logs between them were not copied, or are of "
-                "another server"
+                f"its logs begin after {self._names(later)}, which is not in the "
+                "backup: logs between them were not copied, or are of another server"
             )
         ahead = {gtid for gtid in self._begin if state.get(gtid[:2]) != gtid[2]}
         return ahead, {domain for domain, _ in state}
@@ -458,9 +453,8 @@ class MySQLReplay(BinlogReplay):
             raise self._refused(f"{log.name} does not say where it begins")
         if before - self._begin:
             raise self._refused(
-                f"its logs begin after {before - self._begin}, which is not "
-                "in the backup: logs between them were not copied, or are of "
-                "another server"
+                f"its logs begin after {before - self._begin}, which is not in the "
+                "backup: logs between them were not copied, or are of another server"
             )
         # Transactions of the backup that these logs have, too.
         ahead = self._begin - before

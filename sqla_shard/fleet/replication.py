@@ -77,9 +77,8 @@ class MariaDBReplication(Replication):
     RECEIVED = "Gtid_IO_Pos"
     USES_GTID = "Using_Gtid"
     CHANGE = (
-        "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s,"
-        " MASTER_USER = %s, MASTER_PASSWORD = %s,"
-        " MASTER_CONNECT_RETRY = 1, MASTER_USE_GTID = slave_pos"
+        "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s, "
+        "MASTER_PASSWORD = %s, MASTER_CONNECT_RETRY = 1, MASTER_USE_GTID = slave_pos"
     )
     # A former primary has no gtid_slave_pos of its own writes, or one of an
     # earlier role; with the option the server sets it (10.10).
@@ -98,16 +97,14 @@ class MariaDBReplication(Replication):
     NET_TIMEOUT = "slave_net_timeout"
     ROLE_MEMBERS = "SELECT User, Host, Role FROM mysql.roles_mapping"
     ACCOUNTS = (
-        "SELECT u.user, u.host,"
-        " u.is_role = 'N' AND u.authentication_string = ''"
-        " AND u.plugin IN ('', 'mysql_native_password', 'ed25519')"
-        " AND COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) = 0,"
-        " COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) <> 0,"
-        " IF(u.plugin IN ('', 'mysql_native_password', 'ed25519')"
-        " AND JSON_EXTRACT(g.priv, '$.auth_or') IS NULL,"
-        " CONCAT(u.plugin, ':', SHA2(u.authentication_string, 256)), NULL)"
-        " FROM mysql.user AS u JOIN mysql.global_priv AS g"
-        " ON g.user = u.user AND g.host = u.host"
+        "SELECT u.user, u.host, u.is_role = 'N' AND u.authentication_string = '' AND "
+        "u.plugin IN ('', 'mysql_native_password', 'ed25519') AND "
+        "COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) = 0, "
+        "COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) <> 0, IF(u.plugin IN ('', "
+        "'mysql_native_password', 'ed25519') AND JSON_EXTRACT(g.priv, '$.auth_or') IS "
+        "NULL, CONCAT(u.plugin, ':', SHA2(u.authentication_string, 256)), NULL) FROM "
+        "mysql.user AS u JOIN mysql.global_priv AS g ON g.user = u.user AND g.host = "
+        "u.host"
     )
     ORIGINS = (
         (
@@ -323,13 +320,11 @@ class MySQLReplication(Replication):
     NET_TIMEOUT = "replica_net_timeout"
     ROLE_MEMBERS = "SELECT TO_USER, TO_HOST, FROM_USER FROM mysql.role_edges"
     ACCOUNTS = (
-        "SELECT user, host, authentication_string = ''"
-        " AND account_locked = 'N' AND plugin IN"
-        " ('mysql_native_password', 'caching_sha2_password',"
-        " 'sha256_password'), account_locked = 'Y',"
-        " IF(plugin = 'mysql_native_password',"
-        " CONCAT(plugin, ':', SHA2(authentication_string, 256)), NULL)"
-        " FROM mysql.user"
+        "SELECT user, host, authentication_string = '' AND account_locked = 'N' AND "
+        "plugin IN ('mysql_native_password', 'caching_sha2_password', "
+        "'sha256_password'), account_locked = 'Y', IF(plugin = "
+        "'mysql_native_password', CONCAT(plugin, ':', SHA2(authentication_string, "
+        "256)), NULL) FROM mysql.user"
     )
     ORIGINS = (
         (

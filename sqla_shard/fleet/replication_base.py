@@ -436,10 +436,9 @@ class Replication(ABC):
         status = self.status()
         if status is not None and not self.reaches(status.received, _APPLY_SECONDS):
             raise self.admin.error(
-                f"it has applied {self.applied()}, but received "
-                f"{status.received}, which is deleted if it replicates from "
-                "another server; look why its applier does not go on: "
-                f"{status.applier_error or 'no error'}"
+                f"it has applied {self.applied()}, but received {status.received}, "
+                "which is deleted if it replicates from another server; look why its "
+                f"applier does not go on: {status.applier_error or 'no error'}"
             )
 
     def runs_within(self, seconds: float) -> bool:
@@ -676,9 +675,8 @@ class Replication(ABC):
         on = self.admin.variables("userstat", "performance_schema")
         if on.get("userstat") == "ON":
             counts = (
-                "SELECT table_schema, SUM(rows_read), SUM(rows_changed)"
-                " FROM information_schema.table_statistics"
-                " GROUP BY table_schema"
+                "SELECT table_schema, SUM(rows_read), SUM(rows_changed) FROM "
+                "information_schema.table_statistics GROUP BY table_schema"
             )
         elif on.get("performance_schema") == "ON" and self.admin.value(
             "SELECT COUNT(*) FROM performance_schema.setup_instruments"

@@ -234,9 +234,8 @@ def lag(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Findings:
         says = "unknown" if status.lag is None else f"{status.lag} s"
         yield warning(
             standby,
-            f"has not applied within {pair.late:g} s what its primary had "
-            f"committed (lag by its own account: {says}): a failover would "
-            "wait or be refused",
+            f"has not applied within {pair.late:g} s what its primary had committed "
+            f"(lag by its own account: {says}): a failover would wait or be refused",
             f"on {standby.address}: look for long statements and locks with "
             f"SHOW PROCESSLIST, and raise {standby.words.APPLIERS}; look for full "
             "disks in the error logs of both",
@@ -298,9 +297,8 @@ def semi_sync_lost(standby: ServerFacts, pair: PairFacts, _: FleetFacts) -> Find
             "has fallen back to asynchronous replication: the writes that "
             "it acknowledges now are lost if it dies "
             f"({state.standbys} standbys acknowledge)",
-            "make the standby replicate with semi-sync, "
-            f"{_acknowledge(standby)}; the next write then switches it "
-            "on",
+            f"make the standby replicate with semi-sync, {_acknowledge(standby)}; the "
+            "next write then switches it on",
         )
 
 

@@ -398,10 +398,8 @@ def schema_problems(
 def long_work(server: Replication) -> list[str]:
     """Return sentences about statements and transactions of over 1 s."""
     transactions = server.admin.rows(
-        "SELECT trx_mysql_thread_id,"
-        " TIMESTAMPDIFF(SECOND, trx_started, NOW()) AS seconds"
-        " FROM information_schema.innodb_trx"
-        " HAVING seconds > %s",
+        "SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, NOW()) AS "
+        "seconds FROM information_schema.innodb_trx HAVING seconds > %s",
         _LONG_SECONDS,
     )
     return [

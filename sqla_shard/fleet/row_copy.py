@@ -332,8 +332,7 @@ class CopyEvent:
         rate = self.bytes / _MIB / max(self.seconds, 0.001)
         return (
             f"{self.tables} of {self.all_tables} tables, {self.rows} rows, "
-            f"{self.bytes / _MIB:.1f} MiB in {self.seconds:.1f} s "
-            f"({rate:.1f} MiB/s)"
+            f"{self.bytes / _MIB:.1f} MiB in {self.seconds:.1f} s ({rate:.1f} MiB/s)"
         )
 
 
@@ -507,9 +506,8 @@ class RowCopy:
         changed = differences(tables, copied)
         if changed:
             raise self.failed(
-                f"its tables are not those of {self.source}: "
-                f"{', '.join(changed[:5])}; do the servers have different "
-                "defaults or versions?"
+                f"its tables are not those of {self.source}: {', '.join(changed[:5])}; "
+                "do the servers have different defaults or versions?"
             )
         with self._loading() as target:
             target.run_each(
@@ -524,9 +522,8 @@ class RowCopy:
     def _loading(self) -> Iterator[Admin]:
         with self.target.another(timeout=600) as target:
             target.run(
-                "SET SESSION sql_log_bin = 0, foreign_key_checks = 0,"
-                " unique_checks = 0, time_zone = '+00:00',"
-                " sql_mode = 'NO_AUTO_VALUE_ON_ZERO'"
+                "SET SESSION sql_log_bin = 0, foreign_key_checks = 0, unique_checks = "
+                "0, time_zone = '+00:00', sql_mode = 'NO_AUTO_VALUE_ON_ZERO'"
             )
             if not target.is_mariadb:
                 # A table without a primary key stays one.

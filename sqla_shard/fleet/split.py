@@ -336,10 +336,9 @@ class Split(FleetOperation):
         report = self._contents.replicated()
         if not report.ok:
             raise target.admin.error(
-                f"{fault_of(report)}; look at them with: "
-                f"{self._verify_command}; if rows differ, build the target "
-                "again; what cannot be compared moves with --skip-compare "
-                "only, and more time is given by --compare-limit"
+                f"{fault_of(report)}; look at them with: {self._verify_command}; if "
+                "rows differ, build the target again; what cannot be compared moves "
+                "with --skip-compare only, and more time is given by --compare-limit"
             )
         return {
             "rows": report.rows,

@@ -187,9 +187,8 @@ class Votes:
     def __init__(self, fleet: Fleet, *, stale: float) -> None:
         if not is_zookeeper(fleet.location):
             raise FleetSetupError(
-                f"{fleet.location} is not in ZooKeeper, where watchers vote; "
-                "push the topology there: sqla-shard -t zookeeper://... "
-                "topology push FILE"
+                f"{fleet.location} is not in ZooKeeper, where watchers vote; push the "
+                "topology there: sqla-shard -t zookeeper://... topology push FILE"
             )
         hosts, options = zookeeper_options(fleet.location)
         self.name: str = uuid.uuid4().hex

@@ -86,9 +86,8 @@ class Hook:
         self.failure: str | None = None
         if command and shutil.which(command[0]) is None:
             raise FleetSetupError(
-                f"the hook {command[0]!r} is not a program that can be "
-                "executed; write its path, or install it in a directory of "
-                "PATH"
+                f"the hook {command[0]!r} is not a program that can be executed; write "
+                "its path, or install it in a directory of PATH"
             )
 
     def run(self, line: str) -> None:
@@ -413,9 +412,8 @@ class Watcher:
         if isinstance(closed, str):
             return closed
         return (
-            f"{_line(closed)}; it may have writes of its own: save its "
-            "binary log, then rebuild it as a standby, or: sqla-shard fleet "
-            f"retire {address}"
+            f"{_line(closed)}; it may have writes of its own: save its binary log, "
+            f"then rebuild it as a standby, or: sqla-shard fleet retire {address}"
         )
 
     def _decide(self, pair: Pair, sights: Sequence[Sight]) -> str:
@@ -454,9 +452,8 @@ class Watcher:
         loss = str(plan.arguments["loss"])
         if not loss.startswith(NONE) and not self.policy.allow_loss:
             return (
-                f"acknowledged writes would be lost ({loss}); an operator may "
-                "decide: sqla-shard fleet failover "
-                f"{plan.arguments['server']} --dead"
+                f"acknowledged writes would be lost ({loss}); an operator may decide: "
+                f"sqla-shard fleet failover {plan.arguments['server']} --dead"
             )
         return None
 
@@ -479,9 +476,8 @@ class Watcher:
                 seconds, what = self.policy.hold_off, "failover"
             if is_same and time.time() - record.started < seconds:
                 return (
-                    f"the last {what} was at {_clock(record.started)}; the "
-                    "next is held off until "
-                    f"{_clock(record.started + seconds)}"
+                    f"the last {what} was at {_clock(record.started)}; the next is "
+                    f"held off until {_clock(record.started + seconds)}"
                 )
         return None
 

@@ -21,7 +21,6 @@ from sqlalchemy.types import UserDefinedType
 from sqla_shard.exc import BlobValueError, UnsupportedStatementError
 from sqla_shard.exc.base import shown
 
-
 #: What MySQL compares with a bound vector as text only.
 _EQUAL = (operators.eq, operators.ne)
 _DISTINCT = (operators.is_distinct_from, operators.is_not_distinct_from)
