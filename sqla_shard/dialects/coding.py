@@ -59,6 +59,7 @@ from sqlalchemy.sql.visitors import iterate
 from sqlalchemy.types import Enum, TupleType, UserDefinedType
 
 from sqla_shard.dialects.result_types import name_of, plain_type
+from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.exc import UnsupportedStatementError
 from sqla_shard.types.columns import Encoded, UTCTimestamp
 from sqla_shard.util import sqlalchemy_private as private
@@ -251,6 +252,46 @@ def _compiled_text(element: _FieldText, compiler: Any, **kw: Any) -> str:
 
 #: Where the parts between hyphens begin in 32 digits, and their lengths.
 _PARTS_OF_UUID = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
+
+
+class _Collated(ColumnElement[Any]):
+    """The text of a field, or a text beside one, in the collation of fields.
+
+    MariaDB compares no columns of two collations, even if both are binary; the
+    fields of MySQL have theirs.
+    """
+
+    __visit_name__ = "sqla_shard_collated"
+    inherit_cache = True
+
+    def __init__(self, element: Any) -> None:
+        self.element = element
+        self.type = element.type
+
+
+@compiles(_Collated)
+def _collated(element: _Collated, compiler: Any, **kw: Any) -> str:
+    value = str(compiler.process(element.element, **kw))
+    if not getattr(compiler.dialect, "is_mariadb", False):
+        return value
+    return f"CONVERT({value} USING utf8mb4) COLLATE utf8mb4_nopad_bin"
+
+
+def _is_field_text(value: Any) -> bool:
+    """Return whether a value is the text of a field."""
+    if isinstance(value, BlobValue):
+        return value.form == "text"
+    return any(map(_is_field_text, _each(_inner(value))))
+
+
+def _is_other_text(value: Any) -> bool:
+    """Return whether a value is a text with a collation of its own."""
+    return (
+        isinstance(plain_type(getattr(value, "type", None)), String)
+        and not isinstance(value, (BindParameter, BlobValue))
+        and getattr(value, "operator", None) is not operators.collate
+        and not _is_field_text(value)
+    )
 
 
 def _is_member(value: Any, encoded: Any) -> bool:
@@ -520,8 +561,8 @@ class _Compiler(SQLCompiler):
 
 def _assigned(statement: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the columns that an INSERT or UPDATE sets, with the expressions."""
-    mapper = private.propagate_attrs(statement).get("plugin_subject")
-    columns = statement.table.c if mapper is None else mapper.columns
+    subject = private.propagate_attrs(statement).get("plugin_subject")
+    columns = statement.table.c if subject is None else subject.mapper.columns
     given = [
         private.values(statement),
         private.ordered_values(statement),
@@ -644,7 +685,8 @@ def _coded(
     if found is None and any(map(_is_unknown, beside)):
         # ``func.lower(Pin.color) == Color.RED``
         is_own, found = False, _encoded_inside(beside)
-    if found is None:
+    is_mixed = any(map(_is_field_text, beside)) and any(map(_is_other_text, beside))
+    if found is None and not is_mixed:
         return None
     times = next((t for t in map(_format, beside) if _time_kept(t)), None)
     # Not for a column alone, whose index is used; a function of it and of a text
@@ -657,7 +699,7 @@ def _coded(
             construct="coalesce()",
         )
 
-    def changed(value: Any) -> Any:
+    def coded(value: Any) -> Any:
         if isinstance(value, BindParameter):
             if isinstance(value.type, (Beside, Encoded)):
                 return value
@@ -671,19 +713,26 @@ def _coded(
             return _member_text(value, found)
         return value
 
-    for column in columns:
+    for column in columns if found is not None else ():
         for value in column if _encoded(column) is None else ():
             is_date = times is not None and _kind_of_time(value) is date
             if (
-                changed(value) is not value
+                coded(value) is not value
                 and not _is_stored(value, found)
                 and not is_date
             ):
                 raise _unreachable(construct, found)
+    collates = _is_field_text if any(map(_is_field_text, values)) else _is_other_text
+
+    def changed(value: Any) -> Any:
+        new = value if found is None else coded(value)
+        is_same = is_mixed and new is value
+        return _Collated(value) if is_same and collates(value) else new
+
     new = [changed(value) for value in values]
     if all(map(is_, new, values)):
         return None
-    if compares is not None and not found.is_compared:
+    if found is not None and compares is not None and not found.is_compared:
         raise found.refusal(compares)
     replacing = iter(new)
     return [_with_values(part, replacing) for part in parts]

@@ -309,6 +309,34 @@ class BesideSuite(Suite):
             assert found == "blue"
             assert session.execute(delete(Thing).where(*mine)).rowcount == 1
 
+    def test_texts_of_columns(self, cluster, session):
+        """MariaDB compares no columns of two collations."""
+        one = stored(cluster, Thing, text="red", kind="red", shard_id=1)
+        other = aliased(Thing)
+        text, kind = Thing.text, Thing.kind
+        there = other.id == one
+        for condition in (
+            text == kind,
+            kind >= text,
+            Thing.color == kind,
+            text.in_([kind, "x"]),
+            kind.between(text, "z"),
+            tuple_(kind, 1) == tuple_(text, 1),
+            kind.in_(select(other.text).where(there)),
+            text.in_(select(other.kind).where(there)),
+            select(other.text).where(there).scalar_subquery() == kind,
+            case((text, True), value=kind, else_=False),
+            func.coalesce(func.nullif(kind, text), text) == "red",
+            text.like(kind),
+            text + kind == "redred",
+            func.instr(text, kind) == 1,
+        ):
+            made = select(Thing.id).where(Thing.id == one, condition)
+            assert session.scalar(made) == one, str(condition)
+        inner = select(text.label("x"), kind.label("y")).where(Thing.id == one)
+        part = inner.subquery()
+        assert session.scalar(select(part.c.x).where(part.c.x == part.c.y)) == "red"
+
     def test_fields_in_columns_of_other_formats(self, cluster):
         """SQLite stored what cannot be read; servers took 1 for the first member."""
         one = stored(cluster, Thing, level=Level.LOW, shard_id=1)
