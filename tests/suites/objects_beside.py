@@ -333,6 +333,8 @@ class BesideSuite(Suite):
         ):
             made = select(Thing.id).where(Thing.id == one, condition)
             assert session.scalar(made) == one, str(condition)
+        made = select(func.max(Thing.color)).where(Thing.id == one)
+        assert session.scalar(made.having(func.max(Thing.color) == func.max(kind)))
         inner = select(text.label("x"), kind.label("y")).where(Thing.id == one)
         part = inner.subquery()
         assert session.scalar(select(part.c.x).where(part.c.x == part.c.y)) == "red"

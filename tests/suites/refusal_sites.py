@@ -163,9 +163,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "engine/merge.py: the values of an ORDER BY cannot be compared",
     ),
     "a field with a format of its own: tests/suites/objects_beside.py": (
-        "dialects/coding.py: a subquery beside {} has a column of another format",
-        "dialects/coding.py: a value in a {} that stands beside",
+        "dialects/coding.py: a {} beside {} has a column or a value",
+        "dialects/coding.py: {} beside a column of {}: their texts differ",
         "dialects/coding.py: {} stands behind a column of another format",
+        "dialects/coding.py: {} stores another format than {}",
     ),
     "MySQL alone": (
         "dialects/mysql/new_keys.py: MySQL has no RETURNING",
