@@ -515,10 +515,11 @@ class _Compiler(SQLCompiler):
             kind = _kind_of_time(column)
             if _is_member(column, found):
                 is_alike = _member_text(column, found) is column
-            elif kind is None or (reads_moments and kind is not time):
+            elif kind is None or _time_kept(found) is None:
                 is_alike = True
             else:
                 is_alike = kind is _time_kept(found) is date
+                is_alike = is_alike or (reads_moments and kind is not time)
             if not is_alike:
                 raise UnsupportedStatementError(
                     f"{column} stores another format than {found.label}: read the "
