@@ -281,9 +281,9 @@ def _is_field_text(value: Any) -> bool:
     """Return whether a value is the text of a field."""
     if isinstance(value, BlobValue):
         return value.form == "text"
-    type_: Any = getattr(value, "type", None)
+    type_ = getattr(value, "type", None)
     if isinstance(type_, Encoded) and not isinstance(value, BindParameter):
-        return isinstance(type_.impl, String)
+        return isinstance(getattr(type_, "impl", None), String)
     return any(map(_is_field_text, _each(_inner(value))))
 
 
