@@ -395,24 +395,20 @@ def _with_arguments(function: Any, arguments: list[Any]) -> Any:
     return private.changed(function, clause_expr=grouping)
 
 
-def _values(element: Any) -> Iterator[Any]:
-    """Yield the expressions of whose values an expression has one."""
-    parts = _parts(element)
-    if parts is None:
-        yield element
-    else:
-        yield from _each(parts)
-
-
 def _each(elements: Iterable[Any]) -> Iterator[Any]:
+    """Yield the expressions of whose values expressions have one each."""
     for element in elements:
-        yield from _values(element)
+        parts = _parts(element)
+        if parts is None:
+            yield element
+        else:
+            yield from _each(parts)
 
 
 def _with_values(element: Any, values: Iterator[Any]) -> Any:
     """Return a copy of an expression with other values.
 
-    :param values: yields the new values in the order of :func:`_values`.
+    :param values: yields the new values in the order of :func:`_each`.
     """
     parts = _parts(element)
     if parts is None:
@@ -438,7 +434,10 @@ def _format(value: Any) -> Any:
     The values beside a field in a subquery are in its format: it is compiled.
     """
     type_ = getattr(value, "type", None)
-    return type_ if isinstance(type_, Encoded) else _encoded(_each(_inner(value)))
+    if isinstance(type_, Encoded):
+        return type_
+    inner = _inner(value)
+    return _encoded(_each(inner)) if inner else None
 
 
 def _encoded(values: Iterable[Any]) -> Any:
@@ -506,7 +505,7 @@ class _Compiler(SQLCompiler):
         is_mariadb = getattr(self.dialect, "is_mariadb", False)
         reads_moments = is_mysql(self.dialect) and not is_mariadb
         for column, value in _assigned(statement):
-            found = _encoded(_values(value))
+            found = _encoded(_each([value]))
             # A server stores the times of its own columns and its clock.
             if found is None or isinstance(found, UTCTimestamp):
                 continue
@@ -683,7 +682,7 @@ def _coded(
     :raises UnsupportedStatementError: if a value cannot be in that format.
     """
     values = list(_each(parts))
-    columns = [list(_values(column)) for column in fixed]
+    columns = [list(_each([column])) for column in fixed]
     beside = [*values, *chain.from_iterable(columns)]
     found = _encoded(beside)
     if found is None and any(map(_is_unknown, beside)):
@@ -786,7 +785,7 @@ def _with_tuples(binary: Any, left: Any, right: Any) -> Any:
         own if isinstance(own, Encoded) or found is None else Beside(own, found, True)
         for own, found in zip(
             right.type.types,
-            (_encoded(_values(clause)) for clause in left.clauses),
+            (_encoded(_each([clause])) for clause in left.clauses),
             strict=False,
         )
     ]

@@ -84,7 +84,6 @@ where_criteria: Callable[[Any], tuple[Any, ...]] = _part("_where_criteria", ())
 
 
 def _singly(clauses: Iterable[Any]) -> Iterator[Any]:
-    # Of a function in GROUP BY, a composite() or a Bundle SQLAlchemy makes a list.
     for clause in clauses:
         if clause.__visit_name__ == "clauselist":
             yield from _singly(clause.clauses)
@@ -92,16 +91,25 @@ def _singly(clauses: Iterable[Any]) -> Iterator[Any]:
             yield clause
 
 
-def group_by_clauses(statement: Any) -> tuple[Any, ...]:
-    """Return the elements of GROUP BY (1.4)."""
-    return tuple(_singly(statement._group_by_clauses))
+def _clauses(name: str) -> Callable[[Any], tuple[Any, ...]]:
+    part = attrgetter(name)
+
+    def read(statement: Any) -> tuple[Any, ...]:
+        clauses: tuple[Any, ...] = part(statement)
+        for clause in clauses:
+            # Of a function in GROUP BY, a composite() or a Bundle SQLAlchemy makes
+            # a list.
+            if clause.__visit_name__ == "clauselist":
+                return tuple(_singly(clauses))
+        return clauses
+
+    return read
 
 
-def order_by_clauses(statement: Any) -> tuple[Any, ...]:
-    """Return the elements of ORDER BY (1.3)."""
-    return tuple(_singly(statement._order_by_clauses))
-
-
+#: The elements of GROUP BY (1.4).
+group_by_clauses = _clauses("_group_by_clauses")
+#: The elements of ORDER BY (1.3).
+order_by_clauses = _clauses("_order_by_clauses")
 #: The conditions of HAVING (1.4).
 having_criteria: Callable[[Any], tuple[Any, ...]] = attrgetter("_having_criteria")
 #: The LIMIT of a SELECT or None (1.3).

@@ -70,6 +70,9 @@ class ScriptedAdmin:
         ((found,),) = self.rows(sql, *parameters)
         return found
 
+    def waits_for_space(self, command: str = "%") -> bool:
+        return False
+
     def variables(self, *patterns: str) -> dict[str, str]:
         return _like(self._variables, patterns)
 

@@ -936,7 +936,7 @@ def test_unique_columns_become_lookups(move, caplog):
 
 def found_by_name(move):
     with move.cluster.session() as session:
-        found = UserName.resolve_many(session, "abcde")
+        found = UserName.resolve_many(session, [*"abcde"])
     return {name: move.key("users", i) for name, i in found.items()}
 
 

@@ -144,14 +144,14 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walks]:
     [
         ("get", 82),
         ("get_many", 442),
-        ("newest", 495),
-        ("groups", 665),
+        ("newest", 505),
+        ("groups", 675),
         ("new_object", 172),
         ("new_objects", 2200),
         ("changed_object", 245),
         ("enqueued", 122),
         ("worker", 1940),
-        ("opened", 515),
+        ("opened", 545),
     ],
 )
 @pytest.mark.usefixtures("no_listeners")

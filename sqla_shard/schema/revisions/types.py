@@ -66,7 +66,7 @@ from sqlalchemy.ext.compiler import compiles
 class UpdatedAt(sa.ColumnElement):
     """The time of a row's last change, which the server keeps."""
 
-    inherit_cache: bool | None = True
+    inherit_cache = True
 
 
 @compiles(UpdatedAt)
