@@ -173,6 +173,12 @@ _migration_options = with_options(
         "revision on every shard.",
         default=None,
     ),
+    option(
+        "--compare/--no-compare",
+        "Refuse other statements of a revision's code than on the first shard, or "
+        "send them.",
+        default=None,
+    ),
     option("--report PATH", "Write the result of every shard to a JSON file."),
 )
 

@@ -498,8 +498,9 @@ class Applier:
                 repeats = self._options.replay and journal.is_repeatable
                 if repeats and static():
                     self.sent[key] = journal.sent
-                if not static():
-                    self.first_sent.setdefault(key, journal.first_sent)
+                first = journal.first_sent
+                if self._options.compare and not static() and first is not None:
+                    self.first_sent.setdefault(key, first)
 
             step.migration_fn = journalled
         return step

@@ -27,25 +27,21 @@ skipped statement is -1.
 An error that the journal raises in a revision is raised again at its end, in
 case the revision has caught it.
 
-Shards get the same rows.  As long as the results of its statements are those of the
-first shard of the run, and it has not asked for its shard, the code of a revision
-cannot send anything that depends on the shard.  So far times and UUIDs that it
-computes are those of the first shard, and any other difference is refused.
+Until a revision queries the database or asks for its shard, nothing that it sends
+can depend on the shard.  So far each shard has to get the statements of the first
+one of the run: a value of ``uuid4()`` or ``now()`` would be another one on each.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import date, datetime, time
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from sqlalchemy import bindparam, Connection, delete, event, insert, update
-from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import DDL
@@ -86,6 +82,10 @@ _CLOSE = (
     .where(LEDGER.c.is_open.is_(True))
     .values(is_open=False, state=FINISHED, ended_at=bindparam("moment"))
 )
+#: What stands for the name of the database of a shard.
+_DATABASE = "\0"
+#: Characters of a statement and its parameters that an error shows.
+_MOST_SHOWN = 300
 #: The same for a driver, in the style of MySQL.
 _CLOSE_TEXT = (
     f"UPDATE {LEDGER.name} SET is_open = FALSE, "  # noqa: S608 - constants
@@ -101,20 +101,16 @@ class UnfinishedError(InDoubtError):
     """Raised if another command is run than the interrupted one."""
 
 
-#: What stands for the name of the database of a shard.
-_DATABASE = "\0"
-
-
 class Sent(NamedTuple):
-    """One statement that the code of a revision has sent.
+    """A statement that the code of a revision has sent.
 
-    :ivar text: the statement, without the name of the database.
-    :ivar parameters: its parameters.
-    :ivar result: the rows of a query as a digest, or row count and last id.
+    :ivar text: the beginning of the statement and its parameters.
+    :ivar digest: digest of all of both, without the name of the database.
+    :ivar result: the number of rows, and the last id.
     """
 
-    text: str | None
-    parameters: Any = None
+    text: str
+    digest: bytes
     result: Any = None
 
 
@@ -123,12 +119,10 @@ class FirstSent(NamedTuple):
 
     :ivar server: kind and version of the server: another one may get other
         statements.
-    :ivar database: the name of its database.
-    :ivar statements: those before one that may be another for each shard.
+    :ivar statements: those before the first that may depend on the shard.
     """
 
     server: tuple[Any, ...]
-    database: str
     statements: list[Sent]
 
 
@@ -174,13 +168,13 @@ class Journal:
         self._in_flight = self._has_read = self._is_many = False
         self._refused: Exception | None = None
         self.sent: list[str] = []
-        self.is_repeatable: bool = True
+        self.is_repeatable = True
         self._skipped: list[LedgerEntry] = []
         self._names: set[str] | None = None
         self._rolls_back: bool | None = None
         self._first: FirstSent | None = None
-        self._alike: list[Sent] = []
-        self._may_differ = False
+        self._comparable: list[Sent] = []
+        self._may_differ = self._is_resumed = False
 
     def enter(self, database: str) -> None:
         """Begin with a shard: read its open entries."""
@@ -201,14 +195,16 @@ class Journal:
     ) -> None:
         """Begin a revision, or resume it.
 
-        :param first: what another shard was sent by the revision in this run.
+        :param first: statements of the revision on the first shard of the run.
         :raises InDoubtError: if another revision was interrupted here, or
             the outcome of a statement of this one is unknown.
         """
         self._reset()
-        self._direction, self._revision, self._first = direction, revision, first
+        self._direction, self._revision = direction, revision
+        if first is not None and first.server == self._server:
+            self._first = first
         if self.entries:
-            self.differ()  # those that are skipped have no results
+            self._may_differ = self._is_resumed = True
             self._resume(last_sent(self.entries))
         self._listening = True
 
@@ -269,16 +265,16 @@ class Journal:
         if self._number < len(self._skipped):
             raise self._changed(self._skipped[self._number])
         if not self._may_differ:
-            self._as_first(None, None)
+            self._compare(Sent("no statement", b""))
 
     def differ(self) -> None:
         """Note that what follows may be another statement on another shard."""
         self._may_differ = True
 
     @property
-    def first_sent(self) -> FirstSent:
-        """Statements that the revision has sent, for the other shards of the run."""
-        return FirstSent(self._server, self._database, self._alike)
+    def first_sent(self) -> FirstSent | None:
+        """Statements that other shards have to get; None if it was resumed."""
+        return None if self._is_resumed else FirstSent(self._server, self._comparable)
 
     @property
     def _server(self) -> tuple[Any, ...]:
@@ -430,7 +426,7 @@ class Journal:
     def repeat(self, statements: Iterable[str]) -> None:
         """Send the statements that a static revision sent to another shard."""
         for statement in statements:
-            self._handle(statement, (), partial(self._send, statement))
+            self._handle(statement, (), partial(self._send, statement, ()))
 
     def _execute(
         self, name: str, cursor: Any, statement: str, *details: Any
@@ -440,23 +436,29 @@ class Journal:
         :param name: name of the event and of the method of the dialect.
         :param details: parameters, if any, and context.
         """
-        *given, context = details
-        method = getattr(context.dialect, name)
+        execute = getattr(details[-1].dialect, name)
 
-        def run(parameters: Any) -> None:
-            method(cursor, statement, *([parameters] if given else []), context)
-            if not self._may_differ:
-                self._compare(cursor, context)
+        def run() -> None:
+            try:
+                execute(cursor, statement, *details)
+            except BaseException:
+                # The revision may catch it.
+                self.differ()
+                raise
+            self._note(cursor.rowcount, cursor.lastrowid)
 
         return self._handle(
-            statement, given[0] if given else None, run, many=name == "do_executemany"
+            statement,
+            details[0] if details[1:] else None,
+            run,
+            many=name == "do_executemany",
         )
 
     def _handle(
         self,
         statement: str,
         parameters: Any,
-        run: Callable[[Any], None],
+        run: Callable[[], None],
         *,
         many: bool = False,
     ) -> bool | None:
@@ -467,23 +469,22 @@ class Journal:
         self._is_many = many
         properties = read(statement)
         try:
+            if properties.effect is Effect.READS:
+                self.differ()
             if not self._may_differ:
-                parameters = self._as_first(statement, parameters)
+                self._compare(self._sent(statement, parameters))
             number = self._next_number(statement, parameters, properties)
         except (Interrupted, SchemaError) as refusal:
             self._refused = refusal
             raise
         if number is None:
-            if self._may_differ:
-                return None
-            run(parameters)
-            return True
+            return None
         if number < len(self._skipped):
             return True
         with self._unrecorded():
             apart = self._write(number, statement, properties)
         self._in_flight = True
-        run(parameters)
+        run()
         self._in_flight = False
         self.count += 1
         if apart:
@@ -507,9 +508,7 @@ class Journal:
         self.has_session_state |= properties.changes_session
         if properties.effect is Effect.READS or properties.returns_rows:
             self._check_reading(statement)
-            self._has_read = True
-            # SQLAlchemy may read the rows of RETURNING from the cursor.
-            self._may_differ |= properties.returns_rows
+            self._has_read = self._may_differ = True
         if properties.effect is Effect.TABLES and not parameters:
             self.sent.append(statement)
         else:
@@ -532,81 +531,42 @@ class Journal:
             raise Interrupted
         return number
 
-    def _as_first(self, text: str | None, parameters: Any) -> Any:
-        """Return the parameters for a statement, which may be the first shard's.
+    def _sent(self, statement: str, parameters: Any) -> Sent:
+        values = repr(_with_repr(parameters))
+        whole = f"{statement}\n{values}".replace(self._database, _DATABASE)
+        digest = sha256(whole.encode("utf-8", "surrogatepass")).digest()
+        return Sent(one_line(f"{statement} {values}"[:_MOST_SHOWN]), digest)
 
-        :param text: the statement; None at the end of the revision.
-        :raises SchemaError: if the first shard was sent another statement.
+    def _compare(self, sent: Sent) -> None:
+        """Compare a statement with that of the first shard.
+
+        :raises SchemaError: if it is another one.
         """
-        ours = Sent(text if text is None else self._without_name(text), parameters)
-        at = len(self._alike)
-        self._alike.append(ours)
+        at = len(self._comparable)
+        self._comparable.append(sent)
         if self._first is None or at >= len(self._first.statements):
-            return parameters
-        theirs = self._first.statements[at]
-        if ours.text == theirs.text:
-            return self._value(parameters, theirs.parameters, self._first.database)
-        if self._first.server == self._server:
-            raise self._other(ours.text, theirs.text)
-        self.differ()
-        return parameters
-
-    def _value(self, ours: Any, theirs: Any, name: str) -> Any:
-        """Return a parameter: the first shard's, or ours with our name in it.
-
-        :param name: the name of the first shard's database.
-        :raises SchemaError: if they differ, and are no times and no UUIDs.
-        """
-        if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
-            if len(ours) == len(theirs):
-                pairs = zip(ours, theirs, strict=True)
-                return type(ours)(self._value(*pair, name) for pair in pairs)
-        elif isinstance(ours, dict) and isinstance(theirs, dict):
-            if ours.keys() == theirs.keys():
-                return {
-                    key: self._value(value, theirs[key], name)
-                    for key, value in ours.items()
-                }
-        elif ours == theirs or (_is_computed(ours) and _is_computed(theirs)):
-            return theirs
-        elif isinstance(theirs, str) and ours == theirs.replace(name, self._database):
-            return ours
-        raise self._other(repr(ours), repr(theirs))
-
-    def _compare(self, cursor: Any, context: Any) -> None:
-        """Note the result of the last statement; compare it with the first shard's."""
-        result: Any = cursor.rowcount, cursor.lastrowid
-        if cursor.description:
-            if context._is_server_side:  # the rows are not here
-                self.differ()
-                return
-            rows = cursor.fetchall()
-            context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
-                cursor, initial_buffer=rows
+            return
+        first = self._first.statements[at]
+        if sent.digest != first.digest:
+            raise SchemaError(
+                f"{self.step} sends another statement to this shard than to the "
+                f"first one of the run: {sent.text}, in place of {first.text}. "
+                "Compute its values at the top of the module. If shards have to "
+                "differ, ask for current_shard() before, or pass -x compare=false, "
+                "--no-compare of sqla-shard"
             )
-            shown = self._without_name(repr(rows))
-            result = sha256(shown.encode("utf-8", "surrogatepass")).digest()
-        at = len(self._alike) - 1
-        self._alike[at] = self._alike[at]._replace(result=result)
+
+    def _note(self, *result: Any) -> None:
+        """Note the result of the last statement, on which others may depend."""
+        if self._may_differ:
+            return
+        at = len(self._comparable) - 1
+        self._comparable[at] = self._comparable[at]._replace(result=result)
         if self._first is not None and (
             at >= len(self._first.statements)
             or self._first.statements[at].result != result
         ):
             self.differ()
-
-    def _without_name(self, text: str) -> str:
-        return text.replace(self._database, _DATABASE)
-
-    def _other(self, ours: str | None, theirs: str | None) -> SchemaError:
-        now_sent, before = (
-            one_line((one or "no statement").replace(_DATABASE, "(database)"))
-            for one in (ours, theirs)
-        )
-        return SchemaError(
-            f"{self.step} sends other values to this shard than to the first one: "
-            f"{now_sent} in place of {before}. Compute them at the top of the module; "
-            "where shards have to differ, ask for current_shard()"
-        )
 
     def _write(
         self, number: int, statement: str, properties: StatementProperties
@@ -716,9 +676,10 @@ class Journal:
         if self._number < len(self._skipped):
             first = self._skipped[0]
             raise InDoubtError(
-                f"{first.step} was interrupted after {len(self._skipped)} "
-                "statement(s), and it queries the database before that point, which "
-                f"may return other rows now: {one_line(statement)}",
+                f"{first.step} was interrupted after "
+                f"{len(self._skipped)} statement(s), and it queries the "
+                "database before that point, which may return other rows "
+                f"now: {one_line(statement)}",
                 statement=statement,
             )
 
@@ -742,16 +703,14 @@ class Journal:
             self._listening = listened
 
 
-def _is_computed(value: Any) -> bool:
-    """Return whether a value may be that of a clock, or a UUID."""
-    if isinstance(value, datetime | date | time | float | UUID):
-        return True
-    if isinstance(value, bytes | memoryview):
-        return len(value) == len(UUID(int=0).bytes)
-    with suppress(ValueError, TypeError):
-        datetime.fromisoformat(value)
-        return True
-    with suppress(ValueError, AttributeError):
-        UUID(value)
-        return True
-    return False
+def _with_repr(value: Any) -> Any:
+    """Return parameters whose texts are equal in each process if they are."""
+    if isinstance(value, dict):
+        return {key: _with_repr(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_with_repr, value)]
+    if isinstance(value, memoryview):
+        return bytes(value)
+    kind: Any = type(value)
+    # Else the address would be compared.
+    return kind if kind.__repr__ is object.__repr__ else value

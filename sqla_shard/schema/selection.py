@@ -176,6 +176,8 @@ class RunOptions:
     :ivar replay: whether the statements of a static revision
         (:mod:`~sqla_shard.schema.replay`) are recorded on the first
         shard and sent to the others, instead of running it on each.
+    :ivar compare: whether to refuse another statement of a revision's code than
+        on the first shard of the run.
     :ivar reference: the shard that models are compared with; by default the
         lowest.
     :ivar report: path of a file for the report, as JSON.
@@ -191,6 +193,7 @@ class RunOptions:
     runner_wait: float = 10.0
     continue_on_error: bool = False
     replay: bool = True
+    compare: bool = True
     reference: int | None = None
     report: str | None = None
 
@@ -249,7 +252,7 @@ def _parse_option(name: str, given: list[str]) -> object:
             return float(text)
         except ValueError:
             raise _option_error(name, text, "must be a number") from None
-    if name in ("continue_on_error", "replay"):
+    if name in ("continue_on_error", "replay", "compare"):
         if text.lower() not in _YES | _NO:
             raise _option_error(name, text, "must be true or false")
         return text.lower() in _YES

@@ -17,7 +17,6 @@ from itertools import pairwise
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
 from time import monotonic
 from typing import Any
 
@@ -40,9 +39,6 @@ _PATIENCE = 3
 _MOMENT = 0.1
 #: Seconds within which the processes without work end.
 _ENDS_WITHIN = 30.0
-# Of drivers, in the parameters of a revision.
-ForkingPickler.register(memoryview, lambda view: (bytes, (bytes(view),)))
-
 #: States that apply to all shards of a server.
 _OF_SERVER = frozenset({State.UNREACHABLE, State.READ_ONLY})
 
@@ -485,23 +481,40 @@ def _in_waves(
 ) -> Iterator[tuple[int, Outcome]]:
     shard_ids = [versions[index].shard.shard_id for index in todo]
     servers = {versions[index].shard.server for index in todo}
-    size = options.wave or options.jobs * len(servers)
-    # Alone, one shard of each state: the others get the parameters that the code
-    # of its revisions has computed.
-    firsts: dict[tuple[str, ...], int] = {}
+    states: dict[object, list[int]] = {}
     for position, index in enumerate(todo):
-        firsts.setdefault(versions[index].heads, position)
-    others = sorted({*range(len(todo))}.difference(firsts.values()))
+        version = versions[index]
+        states.setdefault((version.heads, version.open is None), []).append(position)
+    is_first, is_good = True, False
+
+    def run(wave: Sequence[int]) -> Iterator[tuple[int, Outcome]]:
+        nonlocal is_first, is_good
+        if not is_first:
+            if options.pause:
+                workers.pause(options.pause)
+            if not options.continue_on_error and has_moved(shard_ids):
+                # The next run reads the new topology.
+                workers.is_stopped = True
+        is_first = False
+        for position, outcome in workers.run(
+            wave, continue_on_error=options.continue_on_error
+        ):
+            is_good = outcome.state.is_good
+            yield position, outcome
+
+    others: list[int] = []
+    for positions in map(iter, states.values()):
+        for position in positions:
+            # Alone, until one has succeeded: the others have to get the statements
+            # that the code of its revisions has sent.
+            yield from run([position])
+            if is_good or workers.is_stopped:
+                break
+        others += positions
+    others.sort()
+    size = options.wave or options.jobs * len(servers)
     last = len(others) + size
     ends = range(size, last, size) if options.wave else (size, last)
-    waves = [[one] for one in firsts.values()]
-    waves += [others[begin:end] for begin, end in pairwise((0, *ends))]
-    while waves and not waves[-1]:
-        waves.pop()
-    for number, wave in enumerate(waves):
-        if number and options.pause:
-            workers.pause(options.pause)
-        if number and not options.continue_on_error and has_moved(shard_ids):
-            # The next run reads the new topology.
-            workers.is_stopped = True
-        yield from workers.run(wave, continue_on_error=options.continue_on_error)
+    for begin, end in pairwise((0, *ends)):
+        if others[begin:end]:
+            yield from run(others[begin:end])

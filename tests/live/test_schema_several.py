@@ -208,36 +208,3 @@ def test_another_server_runs_alembic(project):
     # On the first shard, and on the first of each process of that server.
     assert runs(done) in [len(REVISIONS) * n for n in (2, 3)]
     check(project)
-
-
-def test_values_that_a_revision_computes_are_the_same_on_all_shards(project):
-    project.add(
-        "0001",
-        """
-    import datetime, random, uuid
-    name = op.get_bind().engine.url.database
-    op.execute(f"ALTER DATABASE {name} CHARACTER SET utf8mb4")
-    notes = op.create_table(
-        "notes", sa.Column("id", sa.Uuid, primary_key=True),
-        sa.Column("at", sa.DateTime), sa.Column("data", sa.LargeBinary(16)),
-        sa.Column("part", sa.Double), sa.Column("other", sa.JSON))
-    op.bulk_insert(notes, [
-        {"id": uuid.uuid4(), "at": datetime.datetime.now(), "part": random.random(),
-         "data": uuid.uuid4().bytes, "other": {"a": name}}
-        for _ in range(5)
-    ])
-    assert sa.inspect(op.get_bind()).has_table("notes")
-    ids = op.get_bind().scalars(sa.select(notes.c.id)).all()
-    op.execute(notes.insert().values(id=uuid.uuid4(), data=min(ids).bytes))
-    """,
-        "op.drop_table('notes')",
-    )
-    project.alembic(*UP, "head")
-    first, *others = (
-        project.query(shard_id, "SELECT * FROM {db}notes ORDER BY id")
-        for shard_id in project.shards
-    )
-    assert len(first) == 6
-    # The name of the database is that of each.
-    for shard_id, rows in enumerate(others, 1):
-        assert repr(rows).replace(f"_0000{shard_id}", "_00000") == repr(first)
