@@ -62,7 +62,6 @@ from sqla_shard.session.commit import (
 from sqla_shard.session.connections import any_place, bulk_on, connect
 from sqla_shard.session.flush import check_tables, links_of
 from sqla_shard.session.insert import (
-    by_columns,
     check_rows,
     encode_insert,
     group_rows,
@@ -244,7 +243,6 @@ def _set_statement(context: ORMExecuteState) -> Any:
     if isinstance(statement, (Insert, Update, Delete)):
         _check_rows(statement, context.parameters)
         _check_guards(context, statement)
-        context.parameters = by_columns(statement, context.parameters)
     elif isinstance(statement, FromStatement) and statement.element.is_dml:
         raise UnsupportedStatementError(
             "from_statement() of an INSERT, UPDATE or DELETE would send it "

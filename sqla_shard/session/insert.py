@@ -81,24 +81,6 @@ def encode_insert(statement: Any, parameters: Any) -> tuple[Any, Any]:
     return statement.values(own if many else own[0]), parameters
 
 
-def by_columns(statement: Any, parameters: Any) -> Any:
-    """Return rows with the names of attributes instead of their synonyms.
-
-    SQLAlchemy ignores a synonym in a row, so that its value is lost.
-    """
-    mapper = _mapper_of(statement)
-    synonyms = {} if mapper is None else {one.key: one.name for one in mapper.synonyms}
-    if not synonyms or not parameters:
-        return parameters
-    if not isinstance(parameters, list):
-        return _renamed(parameters, synonyms)
-    return [_renamed(row, synonyms) for row in parameters]
-
-
-def _renamed(row: Mapping[str, Any], synonyms: Mapping[str, str]) -> Row:
-    return {synonyms.get(name, name): value for name, value in row.items()}
-
-
 def _encode_row(encode: Any, fields: Row, row: Mapping[str, Any]) -> Row:
     """Encode the fields of a row; return it by columns."""
     given = {**fields, **row}

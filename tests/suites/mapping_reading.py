@@ -826,10 +826,10 @@ class Mapped(Lists):
             insert(BoardHasPins),
             [
                 {"board_id": board, "pin_id": a, "sequence": 2},
-                {"source_id": board, "target_id": b, "sequence": 9},
+                {"board_id": board, "pin_id": b, "sequence": 9},
             ],
         )
-        row = {"source_id": board, "target_id": b, "sequence": 1}
+        row = {"board_id": board, "pin_id": b, "sequence": 1}
         session.execute(update(BoardHasPins), [row])
         session.execute(
             update(BoardHasPins)

@@ -10,7 +10,18 @@ import pickle
 from typing import Any
 
 import pytest
-from sqlalchemy import event, ForeignKey, func, inspect, select, String, update
+from sqlalchemy import (
+    bindparam,
+    delete,
+    event,
+    ForeignKey,
+    func,
+    insert,
+    inspect,
+    select,
+    String,
+    update,
+)
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import (
@@ -36,7 +47,7 @@ from sqlalchemy.orm import (
     validates,
 )
 
-from sqla_shard import blob_field, ObjectMixin
+from sqla_shard import blob_field, ObjectMixin, scatter
 from sqla_shard.exc import BlobError, BlobValueError, UnsupportedStatementError
 from sqla_shard.types import full_id, ShardedId
 from tests.models.objects_harness import raw, set_raw, stored, Suite
@@ -191,6 +202,16 @@ class AttributeSuite(Suite):
             .execution_options(populate_existing=True)
         ).one()
         assert found.__dict__["loud"] == "U"
+
+    def test_parameters_with_the_name_of_a_synonym(self, session, sheet):
+        here = (Sheet.id == sheet.id, Sheet.label == bindparam("caption", "l"))
+        row = {"caption": "other"}
+        for made in (update(Sheet).values(label="wrong"), delete(Sheet)):
+            assert session.execute(made.where(*here), row).rowcount == 0
+        made = insert(Sheet).values(title="t", label=bindparam("caption", "l"))
+        session.execute(made, row)
+        labels = select(Sheet.label).where(Sheet.title == "t").options(scatter())
+        assert sorted(session.scalars(labels)) == ["l", "other"]
 
     # -- histories
 
