@@ -81,17 +81,36 @@ def _ini_options(group: click.Context) -> Mapping[str, str]:
 
     :param group: context of the group ``schema``, with its options.
     """
-    ini, section = group.params["ini"], group.params["name"]
+    ini = group.params["ini"]
     with suppress(IniError, OSError, ValueError):
         # As alembic reads it.
         parser = ConfigParser({"here": ini.absolute().parent.as_posix()})
         parser.read([ini], encoding="locale")
+        keyspaces = {
+            one: parser.get(one, "keyspace", raw=True, fallback=None)
+            for one in parser.sections()
+            if parser.has_option(one, "script_location")
+        }
+        # Several are an error of the command: there are no values to complete.
+        (section,) = sections_of(keyspaces, group.params["name"])
         return {
             name: parser.get(section, name)
             for name in ("topology", "keyspace")
             if parser.has_option(section, name)
         }
     return {}
+
+
+def sections_of(keyspaces: Mapping[str, str | None], name: str) -> list[str]:
+    """Return the sections of ``alembic.ini`` that ``schema --name`` means.
+
+    :param keyspaces: the keyspace of each section with scripts.
+    :param name: a section, or a keyspace, which several of them may have.
+    """
+    # The first keyspace has alembic's own section, and not one of its name.
+    if name in keyspaces:
+        return [name]
+    return [one for one, keyspace in keyspaces.items() if keyspace == name]
 
 
 def _document(location: str) -> Mapping[str, Any]:

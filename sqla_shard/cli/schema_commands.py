@@ -13,6 +13,7 @@ from typing import Any, TYPE_CHECKING
 import click
 
 from sqla_shard.cli.catalogue import missing_extra
+from sqla_shard.cli.completion import sections_of
 from sqla_shard.cli.options import (
     completed,
     FiniteRange,
@@ -195,8 +196,8 @@ def _run_options(given: dict[str, Any]) -> schema.RunOptions:
 def _config() -> Config:
     """Return alembic's configuration.
 
-    :raises click.UsageError: if the file or the section does not exist, or
-        the file is not valid.
+    :raises click.UsageError: if the file or the section does not exist, the
+        file is not valid, or several sections have the keyspace.
     """
     ini, name = click.get_current_context().meta["sqla_shard.ini"]
     if not ini.is_file():
@@ -205,15 +206,22 @@ def _config() -> Config:
             "--config, or create one with: sqla-shard schema init"
         )
     found = configurations(ini)
-    # The first keyspace has alembic's own section, and not one of its name.
-    keyspaces = {one.get_main_option("keyspace"): one for one in found.values()}
-    try:
-        return (keyspaces | found)[name]
-    except KeyError:
-        raise click.UsageError(
-            f"{ini} has no section [{name}] with a script_location; specify "
-            f"another one with --name: {', '.join(found) or 'none found'}"
-        ) from None
+    keyspaces = {one: its.get_main_option("keyspace") for one, its in found.items()}
+    match sections_of(keyspaces, name):
+        case [section]:
+            return found[section]
+        case []:
+            known = (f"{one} ({its})" if its else one for one, its in keyspaces.items())
+            raise click.UsageError(
+                f"{ini} has no section [{name}] with a script_location, and none with "
+                f"this keyspace; specify a section, or its keyspace, with --name: "
+                f"{', '.join(known) or 'none found'}"
+            )
+        case several:
+            raise click.UsageError(
+                f"{ini} has keyspace {name} in the sections {', '.join(several)}; "
+                "specify one of them with --name"
+            )
 
 
 def _cluster(settings: Settings) -> Cluster | None:

@@ -34,17 +34,22 @@ servers = [{name = "alpha", primary = "mysql://a@one", shards = [0, 1]}]
 """
 _INI = """
 [alembic]
+script_location = m
 topology = %(here)s/migrated.toml
 keyspace = objects
 [second]
+script_location = m
 topology = migrated.toml
 keyspace = lookup
 [third]
+script_location = m
 topology = %(here)s/migrated.toml
 sqlalchemy.url = mysql://%(nobody)s
 [elsewhere]
+script_location = m
 keyspace = objects
 [broken]
+script_location = m
 topology = %(here)s/migrated.toml
 keyspace = %(nobody)s
 """
@@ -100,6 +105,9 @@ def folder(tmp_path: Path) -> Path:
         ("sqla-shard schema status --servers alpha,", ["alpha,alpha", "alpha,gamma"]),
         ("sqla-shard schema -n second downgrade --servers ", ["alpha"]),
         ("sqla-shard schema --name second resolve ", ["0", "1"]),
+        ("sqla-shard schema --name lookup resolve ", ["0", "1"]),
+        # Two sections have this keyspace.
+        ("sqla-shard schema -n objects resolve ", []),
         ("sqla-shard schema -n third upgrade --new 0-1", ["0-1"]),
         ("sqla-shard schema -n elsewhere upgrade --servers ", []),
         ("sqla-shard schema -n broken upgrade --servers ", []),
@@ -155,9 +163,9 @@ def test_alembic_ini_is_that_of_the_line(folder: Path) -> None:
         b"",
         b"\xff[alembic]",
         b"topology = topology.toml",
-        b"[alembic]\ntopology = gone.toml",
-        b"[alembic]\ntopology = %(topology)s",
-        b"[alembic]\ntopology = a\0b",
+        b"[alembic]\nscript_location=m\ntopology = gone.toml",
+        b"[alembic]\nscript_location=m\ntopology = %(topology)s",
+        b"[alembic]\nscript_location=m\ntopology = a\0b",
         b"[alembic\n[alembic]\n[alembic]",
     ],
 )

@@ -152,11 +152,21 @@ def test_a_section_that_is_not_there(project: Path) -> None:
     assert done.exit_code == 2
     assert done.stderr.startswith(
         "sqla-shard: error: alembic.ini has no section [nosuch] with a "
-        "script_location; "
-        "specify another one with --name: alembic\n"
+        "script_location, and none with this keyspace; "
+        "specify a section, or its keyspace, with --name: alembic (objects)\n"
     )
     # It is [alembic], for the first keyspace.
     assert invoke("-n", "objects", "status").exit_code == 0
+
+
+def test_a_keyspace_of_two_sections_is_refused(project: Path) -> None:
+    ini = Path("alembic.ini").read_text()
+    section = "[prod]\nscript_location = migrations\nkeyspace = objects\n"
+    Path("alembic.ini").write_text(f"{ini}\n{section}topology = prod.toml\n")
+    done = invoke("-n", "objects", "status")
+    assert done.exit_code == 2
+    assert "has keyspace objects in the sections alembic, prod;" in done.stderr
+    assert invoke("-n", "alembic", "status").exit_code == 0
 
 
 @pytest.mark.parametrize(
