@@ -16,7 +16,12 @@ from sqlalchemy.engine import Engine, make_url
 from sqla_shard import Cluster
 from sqla_shard.cli.failures import one_line
 from sqla_shard.cli.fleet_reports import end_of_report, fail_on_option
-from sqla_shard.cli.options import FiniteRange, imported, pass_settings, Settings
+from sqla_shard.cli.options import (
+    FiniteRange,
+    imported_cluster,
+    pass_settings,
+    Settings,
+)
 from sqla_shard.cli.output import command, data_option, option
 from sqla_shard.engine.pools import CountedPool
 from sqla_shard.exc import LoginFailedError
@@ -77,7 +82,10 @@ def check_command(
     The exit status is 1 if there is a critical finding or a warning, and 3 if
     a server did not respond.
     """
-    cluster = settings.cluster() if application is None else _imported(application)
+    if application is None:
+        cluster = settings.cluster()
+    else:
+        cluster = imported_cluster(application, param_hint="MODULE:NAME")
     try:
         found = list(_findings(cluster, processes, threads, timeout))
     finally:
@@ -89,16 +97,6 @@ def check_command(
         findings=tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity))),
     )
     end_of_report(report, least, as_data)
-
-
-def _imported(application: str) -> Cluster:
-    found = imported(application, "cluster", param_hint="MODULE:NAME")
-    if not isinstance(found, Cluster):
-        raise click.BadParameter(
-            f"{application!r} is a {type(found).__name__}; name a Cluster",
-            param_hint="MODULE:NAME",
-        )
-    return found
 
 
 def _finding(

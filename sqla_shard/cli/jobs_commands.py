@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import sys
@@ -14,11 +13,11 @@ from typing import Any, TypeVar
 import click
 
 from sqla_shard.cli.options import (
-    add_working_directory,
     cache_of_option,
     cache_option,
     CacheOption,
     FiniteRange,
+    imported_cluster,
     models_option,
     names,
     pass_settings,
@@ -563,34 +562,13 @@ def _cluster(
     """Return a context manager with the cluster."""
     if app is not None:
         # The application closes it.
-        yield _imported(app)
+        yield imported_cluster(app, param_hint="--app")
         return
     with Cluster.from_location(
         settings.location, placeholders=settings.placeholders
     ) as cluster:
         option.configure(cluster)
         yield cluster
-
-
-def _imported(app: str) -> Cluster:
-    """Return the cluster of an application.
-
-    :param app: name of a module, a colon and the name of a cluster.
-    :raises click.BadParameter: if it is not there.
-    """
-    module, _, name = app.partition(":")
-    add_working_directory()
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (AttributeError, ImportError, TypeError, ValueError) as error:
-        raise click.BadParameter(
-            f"{app!r} cannot be imported: {error}", param_hint="--app"
-        ) from error
-    if not isinstance(found, Cluster):
-        raise click.BadParameter(
-            f"{app!r} is {found!r:.80}, and not a Cluster", param_hint="--app"
-        )
-    return found
 
 
 @contextlib.contextmanager

@@ -362,25 +362,49 @@ def names(modules: Iterable[str]) -> dict[str, Any]:
         found.update(_public(module))
     add_working_directory()
     for name in modules:
-        found.update(_public(_imported(name)))
+        found.update(_public(imported(name, None, param_hint="--models")))
     return found
 
 
-def imported(name: str, default: str, *, param_hint: str) -> Any:
+def imported(name: str, default: str | None, *, param_hint: str) -> Any:
     """Return the object of ``module:name``.
 
-    :param default: the name if none is given.
+    :param default: the name if none is given; None for a module.
     :param param_hint: the argument, for errors.
     :raises click.BadParameter: if there is none.
     """
-    module, _, attribute = name.partition(":")
+    module, attribute = name, default
+    if default is not None:
+        module, _, given = name.partition(":")
+        attribute = given or default
     add_working_directory()
     try:
-        return getattr(importlib.import_module(module), attribute or default)
-    except (AttributeError, ImportError, TypeError, ValueError) as error:
+        found = importlib.import_module(module)
+        return found if attribute is None else getattr(found, attribute)
+    except Exception as error:  # whatever a module of the application raises
+        from sqla_shard.cli.failures import one_line
+
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        what = f"module {name!r}" if default is None else repr(name)
         raise click.BadParameter(
-            f"{name!r} cannot be imported: {error}", param_hint=param_hint
+            f"{what} cannot be imported: {kind}{one_line(error)}", param_hint=param_hint
         ) from error
+
+
+def imported_cluster(name: str, *, param_hint: str) -> Cluster:
+    """Return the cluster of an application; see :func:`imported`.
+
+    :raises click.BadParameter: if it is not there.
+    """
+    from sqla_shard import Cluster
+
+    found = imported(name, "cluster", param_hint=param_hint)
+    if not isinstance(found, Cluster):
+        raise click.BadParameter(
+            f"{name!r} is a {type(found).__name__}; name a Cluster",
+            param_hint=param_hint,
+        )
+    return found
 
 
 def add_working_directory() -> None:
@@ -395,15 +419,6 @@ def _public(module: ModuleType) -> dict[str, Any]:
     if listed is None:
         listed = [name for name in vars(module) if not name.startswith("_")]
     return {name: getattr(module, name) for name in listed}
-
-
-def _imported(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except (ImportError, TypeError, ValueError) as error:
-        raise click.BadParameter(
-            f"module {name!r} cannot be imported: {error}", param_hint="--models"
-        ) from error
 
 
 def evaluate(text: str, namespace: dict[str, Any]) -> Any:

@@ -50,3 +50,21 @@ def test_what_is_no_cluster_is_refused(monkeypatch):
     done = invoke("check", "shop")
     assert done.exit_code == 2
     assert "'shop' is a int; name a Cluster" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["check", "mistaken"], "MODULE:NAME"),
+        (["worker", "--app", "mistaken:cluster"], "--app"),
+        (["worker", "--models", "mistaken"], "--models"),
+    ],
+)
+def test_a_mistake_of_the_application_is_one_line(tmp_path, monkeypatch, words, hint):
+    (tmp_path / "mistaken.py").write_text("{}['absent']")
+    monkeypatch.syspath_prepend(tmp_path)
+    done = invoke(*words)
+    assert done.exit_code == 2
+    (line, _) = done.stderr.splitlines()
+    assert f"Invalid value for {hint}: " in line
+    assert line.endswith(f"{words[-1]!r} cannot be imported: KeyError: 'absent'")
