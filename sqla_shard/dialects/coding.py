@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from functools import cache
 from itertools import chain
-from operator import is_
 from typing import Any
 from uuid import UUID
 
@@ -61,7 +60,7 @@ from sqlalchemy.types import Enum, TupleType, UserDefinedType
 from sqla_shard.dialects.result_types import name_of, plain_type
 from sqla_shard.dialects.sql import BlobValue
 from sqla_shard.exc import UnsupportedStatementError
-from sqla_shard.types.columns import Encoded, UTCTimestamp
+from sqla_shard.types.columns import Encoded
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.sqlalchemy_helpers import is_mysql
 
@@ -122,9 +121,9 @@ def encoded_type(element: Any) -> Any:
 
 
 def _type_of(elements: Iterable[Any]) -> Any:
-    values = list(_each(elements))
-    found = _encoded(values)
-    if found is None or not all(_may_be(value, found) for value in values):
+    pairs = _pairs(elements)
+    found = next((type_ for _, type_ in pairs if type_ is not None), None)
+    if found is None or not all(_may_be(value, found) for value, _ in pairs):
         return None
     return found
 
@@ -158,14 +157,16 @@ def _kind_of_time(value: Any) -> Any:
     return type_.python_type if is_time else None
 
 
-def _time_text(value: Any, encoded: Any, *, is_strict: bool) -> Any:
+def _time_text(value: Any, own: Any, encoded: Any, *, is_strict: bool) -> Any:
     """Return a time of the server as the text of a field.
 
+    :param own: the type of the field in whose format the value is, or None.
     :param is_strict: whether texts of two formats could be returned.
     :raises UnsupportedStatementError: for a value that has no such text.
     """
-    kind, kept = _kind_of_time(value), _time_kept(encoded)
-    if kind is None or isinstance(value, BindParameter) or _time_kept(_format(value)):
+    text, kept = _time_kept(own), _time_kept(encoded)
+    kind = text or _kind_of_time(value)
+    if kind is None or text is kept:
         return value
     if kind is kept:
         return _MomentText(value) if kept is datetime or is_strict else value
@@ -345,23 +346,11 @@ def _parts(element: Any) -> list[Any] | None:
         found = list(element.clauses)[_RETURNED[name_of(element)]]
     else:
         return None
-    return None if _is_of_columns(element, found) else found
+    return found
 
 
 def _name_of_part(element: Any) -> str:
     return "func" if isinstance(element, FunctionFilter) else "element"
-
-
-def _is_of_columns(element: Any, parts: Iterable[Any]) -> bool:
-    """Return whether an expression has no value but enums or UUIDs of columns.
-
-    It is converted as a whole: ``max()`` finds another value among the converted.
-    """
-    members = (Enum, Uuid)
-    return isinstance(plain_type(getattr(element, "type", None)), members) and all(
-        isinstance(plain_type(value.type), members) and _format(value) is None
-        for value in _each(parts)
-    )
 
 
 def _with_parts(element: Any, parts: list[Any]) -> Any:
@@ -395,24 +384,44 @@ def _with_arguments(function: Any, arguments: list[Any]) -> Any:
     return private.changed(function, clause_expr=grouping)
 
 
-def _each(elements: Iterable[Any]) -> Iterator[Any]:
-    """Yield the expressions of whose values expressions have one each."""
+def _each(elements: Iterable[Any]) -> list[Any]:
+    """Return the expressions of whose values expressions have one each."""
+    return [value for value, _ in _pairs(elements)]
+
+
+def _pairs(elements: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Return the expressions of :func:`_each`, with their :func:`_format`.
+
+    An expression that has no value but enums or UUIDs of columns is one: it is
+    converted as a whole; ``max()`` finds another value among the converted.
+    """
+    found = []
     for element in elements:
         parts = _parts(element)
         if parts is None:
-            yield element
-        else:
-            yield from _each(parts)
+            found.append((element, _format(element)))
+            continue
+        pairs = _pairs(parts)
+        is_whole = _has_members(element) and all(
+            type_ is None and _has_members(value) for value, type_ in pairs
+        )
+        found += [(element, None)] if is_whole else pairs
+    return found
 
 
-def _with_values(element: Any, values: Iterator[Any]) -> Any:
+def _has_members(element: Any) -> bool:
+    """Return whether an expression is an enum or a UUID."""
+    return isinstance(plain_type(getattr(element, "type", None)), (Enum, Uuid))
+
+
+def _with_values(element: Any, values: Mapping[int, Any]) -> Any:
     """Return a copy of an expression with other values.
 
-    :param values: yields the new values in the order of :func:`_each`.
+    :param values: the new ones by the ``id()`` of those of :func:`_each`.
     """
-    parts = _parts(element)
-    if parts is None:
-        return next(values)
+    if id(element) in values:
+        return values[id(element)]
+    parts: Any = _parts(element)
     return _with_parts(element, [_with_values(part, values) for part in parts])
 
 
@@ -437,12 +446,12 @@ def _format(value: Any) -> Any:
     if isinstance(type_, Encoded):
         return type_
     inner = _inner(value)
-    return _encoded(_each(inner)) if inner else None
+    return _encoded(inner) if inner else None
 
 
-def _encoded(values: Iterable[Any]) -> Any:
-    """Return the type of the first of some values that is in a field's format."""
-    return next((t for value in values if (t := _format(value)) is not None), None)
+def _encoded(elements: Iterable[Any]) -> Any:
+    """Return the type of the first value that is in a field's format, or None."""
+    return next((type_ for _, type_ in _pairs(elements) if type_ is not None), None)
 
 
 class _Compiler(SQLCompiler):
@@ -505,11 +514,8 @@ class _Compiler(SQLCompiler):
         is_mariadb = getattr(self.dialect, "is_mariadb", False)
         reads_moments = is_mysql(self.dialect) and not is_mariadb
         for column, value in _assigned(statement):
-            found = _encoded(_each([value]))
-            # A server stores the times of its own columns and its clock.
-            if found is None or isinstance(found, UTCTimestamp):
-                continue
-            if isinstance(column.type, Encoded):
+            found = _encoded([value])
+            if found is None:
                 continue
             kind = _kind_of_time(column)
             if _is_member(column, found):
@@ -566,12 +572,16 @@ def _assigned(statement: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the columns that an INSERT or UPDATE sets, with the expressions."""
     subject = private.propagate_attrs(statement).get("plugin_subject")
     columns = statement.table.c if subject is None else subject.mapper.columns
-    given = [
-        private.values(statement),
-        private.ordered_values(statement),
-        *chain.from_iterable(private.multi_values(statement)),
+    pairs = [
+        *dict(private.values(statement) or ()).items(),
+        *(private.ordered_values(statement) or ()),
     ]
-    pairs = [pair for one in given for pair in dict(one or ()).items()]
+    for one in chain.from_iterable(private.multi_values(statement)):
+        # A row is a tuple with the values of all columns, or of the first ones.
+        is_mapping = isinstance(one, Mapping)
+        pairs += (
+            one.items() if is_mapping else zip(statement.table.c, one, strict=False)
+        )
     if getattr(statement, "select", None) is not None:
         selected = statement.select.selected_columns
         pairs += zip(private.select_names(statement), selected, strict=False)
@@ -681,64 +691,67 @@ def _coded(
     :returns: None if nothing has to be changed.
     :raises UnsupportedStatementError: if a value cannot be in that format.
     """
-    values = list(_each(parts))
-    columns = [list(_each([column])) for column in fixed]
-    beside = [*values, *chain.from_iterable(columns)]
-    found = _encoded(beside)
+    values = _pairs(parts)
+    columns = [_pairs([column]) for column in fixed]
+    pairs = [*values, *chain.from_iterable(columns)]
+    beside = [value for value, _ in pairs]
+    formats = [type_ for _, type_ in pairs if type_ is not None]
+    found = formats[0] if formats else None
     if found is None and any(map(_is_unknown, beside)):
         # ``func.lower(Pin.color) == Color.RED``
         is_own, found = False, _encoded_inside(beside)
     is_mixed = any(map(_is_field_text, beside)) and any(map(_is_other_text, beside))
     if found is None and not is_mixed:
         return None
-    times = next((t for t in map(_format, beside) if _time_kept(t)), None)
+    times = next(filter(_time_kept, formats), None)
     # Not for a column alone, whose index is used; a function of it and of a text
     # returns a text.
     converts = converts or len(values) > len(parts)
-    if chosen and times is not None and not _time_kept(found):
+    if chosen and values and times is not None and not _time_kept(found):
         raise UnsupportedStatementError(
             f"{times.label} stands behind a column of another format, which "
             "the server would return for both; name the field first",
             construct="coalesce()",
         )
 
-    def coded(value: Any) -> Any:
+    def coded(value: Any, own: Any) -> Any:
         if isinstance(value, BindParameter):
             if isinstance(value.type, (Beside, Encoded)):
                 return value
             return _retyped(value, Beside(value.type, found, is_own))
-        is_member = _is_member(value, found)
-        if _format(value) is None and not is_member and _binds(value, found):
+        is_member = own is None and _is_member(value, found)
+        if own is None and not is_member and _binds(value, found):
             raise _unreachable(construct, found)
         if times is not None and (chosen or converts):
-            return _time_text(value, times, is_strict=chosen)
-        if is_member and _format(value) is None and (chosen or compares is not None):
+            return _time_text(value, own, times, is_strict=chosen)
+        if is_member and (chosen or compares is not None):
             return _member_text(value, found)
         return value
 
     for column in columns if found is not None else ():
-        for value in column if _encoded(column) is None else ():
+        own = next((type_ for _, type_ in column if type_ is not None), None)
+        # What stands beside a field there is compiled with that SELECT.
+        if own is not None and _time_kept(times) in (None, _time_kept(own)):
+            continue
+        for value, type_ in column:
             is_date = times is not None and _kind_of_time(value) is date
-            if (
-                coded(value) is not value
-                and not _is_stored(value, found)
-                and not is_date
-            ):
-                raise _unreachable(construct, found)
-    collates = _is_field_text if any(map(_is_field_text, values)) else _is_other_text
+            is_same = coded(value, type_) is value or _is_stored(value, found)
+            if not is_same and not is_date:
+                raise _unreachable(construct, times or found)
+    is_field = any(_is_field_text(value) for value, _ in values)
+    collates = _is_field_text if is_field else _is_other_text
 
-    def changed(value: Any) -> Any:
-        new = value if found is None else coded(value)
+    def changed(value: Any, own: Any) -> Any:
+        new = value if found is None else coded(value, own)
         is_same = is_mixed and new is value
         return _Collated(value) if is_same and collates(value) else new
 
-    new = [changed(value) for value in values]
-    if all(map(is_, new, values)):
+    new = {id(value): changed(value, own) for value, own in values}
+    if all(new[id(value)] is value for value, _ in values):
         return None
     if found is not None and compares is not None and not found.is_compared:
         raise found.refusal(compares)
-    replacing = iter(new)
-    return [_with_values(part, replacing) for part in parts]
+    return [_with_values(part, new) for part in parts]
 
 
 def _is_unknown(value: Any) -> bool:
@@ -785,7 +798,7 @@ def _with_tuples(binary: Any, left: Any, right: Any) -> Any:
         own if isinstance(own, Encoded) or found is None else Beside(own, found, True)
         for own, found in zip(
             right.type.types,
-            (_encoded(_each([clause])) for clause in left.clauses),
+            (_encoded([clause]) for clause in left.clauses),
             strict=False,
         )
     ]
