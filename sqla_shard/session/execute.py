@@ -364,7 +364,8 @@ def _write(
             context, session, places, context.parameters, scattered=scattered
         )
     if len(places) == 1:
-        context.statement = _evaluated_on(context, places[0])
+        context.statement, options = _evaluated_on(context, places[0])
+        context.update_execution_options(**options)
         _send(context, session, places, scattered=scattered)
         return None
     return _write_each_shard(context, session, places, scattered=scattered)
@@ -609,15 +610,19 @@ def _no_sql(element: _OnShard, compiler: Any, **kw: Any) -> str:
     return ""
 
 
+#: The ways of ``synchronize_session`` that evaluate WHERE in Python.
+_EVALUATING = ("auto", "evaluate")
 _ON_SHARD: Any = custom_op("on shard", python_impl=lambda row_id, has: has(row_id))
 
 
-def _evaluated_on(context: ORMExecuteState, place: Place) -> Any:
+def _evaluated_on(context: ORMExecuteState, place: Place) -> tuple[Any, dict[str, Any]]:
     """Return an UPDATE or DELETE that changes objects of one shard in Python.
 
     By ``synchronize_session`` SQLAlchemy evaluates WHERE for all objects of the
     session after the statement of each shard.  It would add 1 once for each
     shard, and to objects of shards that the caller has not named.
+
+    :returns: the statement and its execution options.
     """
     statement: Any = context.statement
     if (
@@ -625,14 +630,21 @@ def _evaluated_on(context: ORMExecuteState, place: Place) -> Any:
         or isinstance(context.parameters, list)
         or not isinstance(statement, (Update, Delete))
     ):
-        return statement
+        return statement, {}
     mapper: Any = context.bind_mapper
     spec = spec_of(statement.table)
     if spec.id_index is None or spec.places_of is not None:
-        return statement  # its rows do not name their shards by an id
+        # Its rows do not name their shards by an id: the server has to name them.
+        evaluates = (
+            spec.kind != "global"
+            and private.synchronizes(context.update_delete_options) in _EVALUATING
+            and any(isinstance(one, mapper.class_) for one in context.session)
+        )
+        return statement, {"synchronize_session": "fetch"} if evaluates else {}
     column = mapper.attrs[links_of(mapper).identity[spec.id_index]].class_attribute
     has = literal(lambda row_id: spec.shard_of(row_id) == place.shard_id, NullType())
-    return statement.where(_OnShard(column.expression, has, _ON_SHARD, Boolean()))
+    on_shard = _OnShard(column.expression, has, _ON_SHARD, Boolean())
+    return statement.where(on_shard), {}
 
 
 def _invoke(
@@ -643,10 +655,12 @@ def _invoke(
     *,
     scattered: bool = False,
 ) -> Result[Any]:
+    statement, how = _evaluated_on(context, place)
     return context.invoke_statement(
-        _evaluated_on(context, place),
+        statement,
         bind_arguments={**context.bind_arguments, "place": place},
         execution_options={
+            **how,
             OPTION: session._plan_for(place, scattered=scattered),
             "schema_translate_map": TRANSLATE,
             **(options or {}),

@@ -227,6 +227,8 @@ yield_per: Callable[[Any], int | None] = _part("_yield_per", None)
 
 #: Whether an UPDATE or DELETE flushes before (1.3).
 autoflushes: Callable[[Any], bool] = attrgetter("_autoflush")
+#: How an UPDATE or DELETE changes the objects of the session (2.0).
+synchronizes: Callable[[Any], Any] = attrgetter("_synchronize_session")
 #: Further tables of an UPDATE or DELETE (1.3).
 extra_froms: Callable[[Any], Sequence[Any]] = _part("_extra_froms", ())
 

@@ -7,7 +7,7 @@ from hashlib import md5
 from typing import Any
 
 import pytest
-from sqlalchemy import distinct, func, select
+from sqlalchemy import distinct, func, select, update
 
 from sqla_shard import exc, scatter, ShardSession
 from sqla_shard.models import lookup_table
@@ -53,6 +53,31 @@ class Reading(Suite):
             found = UserEmail.resolve_many(session, asked)
             assert UserEmail.resolve_many(session, []) == {}
         assert found == {key.upper(): user for key, user in given.items()}
+
+    @pytest.mark.parametrize("how", ["auto", "evaluate", "fetch"])
+    @pytest.mark.parametrize("named", [False, True])
+    def test_objects_change_with_their_rows(self, cluster, mark, how, named):
+        users = ids(8)
+        for user in users:
+            cluster.run(UserName.claim, f"{user}{mark}", user)
+        mine = UserName.user_id.in_(users)
+        with cluster.session(cross_shard="unordered") as session:
+            rows = session.scalars(select(UserName).where(mine).options(scatter()))
+            shards = {row: UserName.shard_of(session, row.key) for row in rows}
+            first = next(iter(shards.values()))
+            made = update(UserName).where(mine).values(policy=UserName.policy + "x")
+            session.execute(
+                made if named else made.options(scatter()),
+                bind_arguments={"shard_id": first} if named else {},
+                execution_options={"synchronize_session": how},
+            )
+            stored = select(UserName.key, UserName.policy).options(scatter())
+            policies = dict(session.execute(stored.where(mine)).all())
+            assert {row.key: row.__dict__["policy"] for row in shards} == policies
+            changed = {row.key for row in shards if row.policy.endswith("x")}
+            assert changed == {
+                row.key for row, shard in shards.items() if not named or shard == first
+            }
 
     def test_two_spellings_of_one_key(self, cluster, mark):
         (user,) = ids()

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import delete, func, insert, select, update
 
 from sqla_shard import exc, pack, scatter, unpack
 from sqla_shard.models.deletion import delete_object
@@ -130,6 +130,30 @@ class Writing:
         assert fans(cluster, ada) == []
         with cluster.session() as session:
             assert Stars.count(session, ada) == 0
+
+    @pytest.mark.parametrize("how", ["auto", "evaluate", "fetch"])
+    @pytest.mark.parametrize("named", [False, True])
+    def test_objects_change_with_their_rows(self, cluster, rng, how, named):
+        (ada,) = new_users(cluster, 1)
+        some = some_ids(rng, 20)
+        first = shard_of_row(ada, some[0])
+        with cluster.session(cross_shard="unordered") as session:
+            Stars.append_many(session, ada, some)
+            rows = [session.get_one(Stars, (ada, fan)) for fan in some]
+            for row in rows:
+                row.remark = ""
+            made = update(Stars).where(Stars.owner_id == ada)
+            made = made.values(remark=Stars.remark + "x")
+            session.execute(
+                made if named else made.options(scatter()),
+                bind_arguments={"shard_id": first} if named else {},
+                execution_options={"synchronize_session": how},
+            )
+            changed = [not named or shard_of_row(ada, fan) == first for fan in some]
+            want = ["x" * each for each in changed]
+            assert [row.__dict__["remark"] for row in rows] == want
+            session.expire_all()
+            assert [row.remark for row in rows] == want
 
     def test_order_is_that_of_the_append(self, cluster, rng):
         (ada,) = new_users(cluster, 1)
