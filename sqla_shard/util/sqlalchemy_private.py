@@ -95,6 +95,7 @@ def _clauses(name: str) -> Callable[[Any], tuple[Any, ...]]:
     part = attrgetter(name)
 
     def read(statement: Any) -> tuple[Any, ...]:
+        """Return the elements of a statement, singly."""
         clauses: tuple[Any, ...] = part(statement)
         for clause in clauses:
             # Of a function in GROUP BY, a composite() or a Bundle SQLAlchemy makes
