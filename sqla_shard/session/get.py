@@ -348,6 +348,7 @@ class Getter:
         wanted = list(dict.fromkeys(ids))
         if not execution_options.get("populate_existing"):
             loaded = session.identity_map
+            expired: dict[Any, dict[int, Any]] = {}
             for object_id in wanted if len(loaded) else ():
                 held = loaded.get((self._identity, (object_id,), None))
                 if held is None:
@@ -356,7 +357,14 @@ class Getter:
                 if not state.expired:
                     found[object_id] = held
                 elif not options and _repeats_options(state):
-                    found[object_id] = self.get(session, object_id, hidden)
+                    alike = state.load_path.path, state.load_options
+                    expired.setdefault(alike, {})[object_id] = held
+            for those in expired.values():
+                (one, *_) = those.values()
+                again = private.refreshing(self._many, instance_state(one))
+                some = IdSlot([*those], type_id, self._layout, whole=False)
+                found |= dict.fromkeys(those)
+                found |= self._read_many(session, some, those, again, execution_options)
             if found:
                 wanted = [i for i in wanted if i not in found]
             if wanted and not options:
@@ -367,27 +375,11 @@ class Getter:
         if wanted:
             if len(wanted) < len(ids):
                 slot = IdSlot(wanted, type_id, self._layout, whole=False)
-            statement = self._many
-            bind_arguments = None
-            if options:
-                # One of them may be scatter(), with limits.
-                statement = statement.options(*options)
-            else:
-                # The ids have named the shards: do not read the statement.
-                shards = self._shards(session, wanted).values()
-                bind_arguments = {"places": list(shards)}
-            requested = set(wanted)
-            for row in session.scalars(
-                statement,
-                {_IDS: slot()},
-                execution_options={**execution_options, **_SHOW_ALL},
-                bind_arguments=bind_arguments,
-            ).unique():
-                key: Any = instance_state(row).key
-                object_id = key[1][0]
-                if object_id not in requested:
-                    raise self._of_another_read(session, object_id)
-                found[object_id] = row
+            many = self._many.options(*options) if options else self._many
+            more = self._read_many(
+                session, slot, wanted, many, execution_options, routed=bool(options)
+            )
+            found |= more
         cls, shown = self._class, self._spec.is_shown
         return [
             one
@@ -396,6 +388,39 @@ class Getter:
             else None
             for i in ids
         ]
+
+    def _read_many(
+        self,
+        session: ShardSession,
+        slot: IdSlot,
+        ids: Iterable[int],
+        statement: Any,
+        execution_options: Mapping[str, Any],
+        *,
+        routed: bool = False,
+    ) -> dict[int, Any]:
+        """Return objects by id, without missing ones, from all shards at once.
+
+        :param routed: whether the statement may have scatter(), with limits.
+        """
+        bind_arguments = None
+        if not routed:
+            # The ids have named the shards: do not read the statement.
+            bind_arguments = {"places": list(self._shards(session, ids).values())}
+        requested = set(ids)
+        found = {}
+        for row in session.scalars(
+            statement,
+            {_IDS: slot()},
+            execution_options={**execution_options, **_SHOW_ALL},
+            bind_arguments=bind_arguments,
+        ).unique():
+            key: Any = instance_state(row).key
+            object_id = key[1][0]
+            if object_id not in requested:
+                raise self._of_another_read(session, object_id)
+            found[object_id] = row
+        return found
 
     def _shards(self, session: ShardSession, ids: Iterable[int]) -> dict[int, Place]:
         """Return the locations of the shards of ids, in order.

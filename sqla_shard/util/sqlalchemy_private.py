@@ -25,6 +25,7 @@ from operator import attrgetter
 from typing import Any
 
 from sqlalchemy.engine.util import TransactionalContext
+from sqlalchemy.orm import Query
 from sqlalchemy.orm.strategies import _register_attribute
 from sqlalchemy.sql.elements import ClauseElement
 from sqlalchemy.sql.util import extract_first_column_annotation
@@ -169,6 +170,14 @@ def copy_with(statement: Any, **parts: Any) -> Any:
     for name, value in parts.items():
         setattr(found, f"_{name}", value)
     return found
+
+
+def refreshing(statement: Any, state: Any) -> Any:
+    """Return a SELECT that reads by the loader options of an object (1.4)."""
+    options: Any = Query._compile_options
+    at = {"_current_path": state.load_path.parent, "_for_refresh_state": True}
+    statement = statement.options(*state.load_options)
+    return copy_with(statement, compile_options=options + at)
 
 
 def cache_key(statement: Any) -> Any:

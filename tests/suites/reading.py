@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import inspect, select
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import (
     aliased,
@@ -22,6 +22,7 @@ from sqlalchemy.orm import (
     selectinload,
     subqueryload,
     undefer,
+    with_loader_criteria,
 )
 
 from sqla_shard import exc
@@ -269,6 +270,38 @@ class Loading(Reading):
             session.expire(pin)
             getattr(session, name)(Pin, key)
             assert pin.title == data.titles[pin.id]
+            with pytest.raises(InvalidRequestError, match="raise"):
+                _ = pin.comments
+
+    def test_expired_objects_are_read_together(self, session, log, data):
+        mine = select(Pin).where(Pin.id.in_(data.ids))
+        titles = {*data.titles.values()}
+        only = with_loader_criteria(Pin, Pin.title.in_(titles))
+        pins = session.scalars(mine.options(raiseload(Pin.comments), only)).all()
+        pins[0].title = "of no title above"
+        session.flush()
+        session.expire_all()
+        log.take()
+        assert {*session.get_many(Pin, data.ids)} == {*pins}
+        assert {*log.take().values()} == {1}
+        assert not any(inspect(pin).expired for pin in pins)
+        for pin in pins:
+            with pytest.raises(InvalidRequestError, match="raise"):
+                _ = pin.comments
+
+    def test_expired_objects_of_a_relationship_are_read_together(
+        self, session, log, data
+    ):
+        made = select(Comment).where(Comment.pin_id.in_(data.ids))
+        path = joinedload(Comment.pin).raiseload(Pin.comments)
+        comments = session.scalars(made.options(path)).all()
+        pins = {comment.pin for comment in comments}
+        session.expire_all()
+        log.take()
+        ids = [inspect(pin).identity[0] for pin in pins]
+        assert {*session.get_many(Pin, ids)} == pins
+        assert {*log.take().values()} == {1}
+        for pin in pins:
             with pytest.raises(InvalidRequestError, match="raise"):
                 _ = pin.comments
 
