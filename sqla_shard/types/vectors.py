@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from sqlalchemy import Double, func, literal, Null
+from sqlalchemy import BindParameter, Double, func, literal, Null, type_coerce
 from sqlalchemy.dialects.mysql import base as mysql
 from sqlalchemy.dialects.sqlite import base as sqlite
 from sqlalchemy.engine import Dialect
@@ -16,7 +16,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import ColumnElement, SQLCoreOperations
 from sqlalchemy.sql.functions import GenericFunction
-from sqlalchemy.types import UserDefinedType
+from sqlalchemy.types import NullType, UserDefinedType
 
 from sqla_shard.exc import BlobValueError, UnsupportedStatementError
 from sqla_shard.exc.base import shown
@@ -24,6 +24,8 @@ from sqla_shard.exc.base import shown
 #: What MySQL compares with a bound vector as text only.
 _EQUAL = (operators.eq, operators.ne)
 _DISTINCT = (operators.is_distinct_from, operators.is_not_distinct_from)
+#: What compares no bound vector.
+_UNBOUND = (operators.is_, operators.is_not, operators.distinct_op)
 
 
 class _Comparator(UserDefinedType.Comparator[tuple[float, ...]]):
@@ -31,7 +33,7 @@ class _Comparator(UserDefinedType.Comparator[tuple[float, ...]]):
 
     def operate(self, op: Any, *other: Any, **kwargs: Any) -> Any:
         is_none = bool(other) and (other[0] is None or isinstance(other[0], Null))
-        if op in (operators.is_, operators.is_not) or (op in _EQUAL and is_none):
+        if op in _UNBOUND or (op in _EQUAL and is_none):
             return super().operate(op, *other, **kwargs)
         if op in (*_EQUAL, *_DISTINCT):
             # hex() of NULL is an empty text on SQLite.
@@ -144,6 +146,8 @@ class Vector(UserDefinedType[tuple[float, ...]]):
 
 
 def _bound(column: Any, vector: Any) -> Any:
+    if isinstance(vector, BindParameter) and isinstance(vector.type, NullType):
+        return type_coerce(vector, column.type)
     is_sql = isinstance(vector, SQLCoreOperations)
     return vector if is_sql else literal(vector, column.type)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqla_shard import Cluster, ObjectMixin, scatter
@@ -55,6 +55,8 @@ def check_equal(cluster: Cluster, stored: dict[int, tuple[float, ...]]) -> None:
     ids = select(VectorNote.id).options(scatter())
     with cluster.begin() as session:
         assert session.scalars(ids.where(VectorNote.at == list(at))).all() == [key]
+        bound = ids.where(VectorNote.at == bindparam("given"))
+        assert session.scalars(bound, {"given": list(at)}).all() == [key]
         others = session.scalars(ids.where(VectorNote.at != at)).all()
         assert {*others, key} == {*stored}
         unlike = session.scalars(ids.where(VectorNote.at.is_distinct_from(at))).all()

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import inspect, select, text
+from sqlalchemy import func, inspect, select, text
 
 from sqla_shard import Cluster, scatter
 from sqla_shard.exc import BlobValueError, UnsupportedStatementError
@@ -50,6 +50,13 @@ def test_the_nearest_of_all_shards(cluster):
 def test_other_operators_are_refused(compare):
     with pytest.raises(UnsupportedStatementError, match="no such operator"):
         compare(VectorNote.at)
+
+
+def test_different_vectors_are_counted(cluster):
+    (key, *_) = fill(cluster, 1)
+    number = func.count(VectorNote.at.distinct())
+    with cluster.session() as session:
+        assert session.scalar(select(number).where(VectorNote.id == key)) == 1
 
 
 def test_a_generator_is_not_read_before_it_is_stored(cluster):
