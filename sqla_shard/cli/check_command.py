@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import metadata, PackageNotFoundError, version
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from typing import Any
 import click
 import sqlalchemy
 from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 from sqla_shard import Cluster
 from sqla_shard.cli.failures import one_line
@@ -24,8 +26,9 @@ from sqla_shard.cli.options import (
 )
 from sqla_shard.cli.output import command, data_option, option
 from sqla_shard.engine.pools import CountedPool
-from sqla_shard.exc import LoginFailedError
-from sqla_shard.exc.base import shortened_list
+from sqla_shard.engine.registry import Engines
+from sqla_shard.exc import LoginFailedError, MissingDriverError
+from sqla_shard.exc.base import code_of, shortened_list
 from sqla_shard.fleet.doctor import DoctorReport
 from sqla_shard.fleet.findings import FleetFinding, SEVERITIES, Severity
 from sqla_shard.fleet.setting_checks import CONNECTIONS
@@ -36,6 +39,11 @@ _HERE = "application"
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 #: The oldest versions that the package is written for.
 _LEAST = {"MariaDB": (10, 6), "MySQL": (8, 4)}
+#: Codes of refused connections: of a server and of an account with too many, and
+#: of a host with too many errors.
+_TOO_MANY = ("1040", "1203", "1226")
+_BLOCKED = "1129"
+_SMALLER = "make pool_size + max_overflow smaller, or raise max_connections"
 #: Drivers that need a package, or TLS, for MySQL's default plugin.
 _PURE = ("pymysql", "asyncmy")
 
@@ -77,7 +85,8 @@ def check_command(
 
     MODULE:NAME is the Cluster of the application; by default one is opened for
     the topology, with the defaults of each option.  The servers themselves are
-    checked by `fleet doctor`.
+    checked by `fleet doctor`.  The pools are those of synchronous sessions; each
+    event loop has as many connections of its own.
 
     The exit status is 1 if there is a critical finding or a warning, and 3 if
     a server did not respond.
@@ -87,7 +96,8 @@ def check_command(
     else:
         cluster = imported_cluster(application, param_hint="MODULE:NAME")
     try:
-        found = list(_findings(cluster, processes, threads, timeout))
+        # A server of SQLite has an engine for each keyspace.
+        found = list(dict.fromkeys(_findings(cluster, processes, threads, timeout)))
     finally:
         if application is None:
             cluster.close()
@@ -111,14 +121,19 @@ def _findings(
     cluster: Cluster, processes: int, threads: int, timeout: float
 ) -> Iterator[FleetFinding]:
     places = cluster.places
-    names = server_names(places.topology)
-    engines: dict[str, Engine] = {}
-    for _, place in places.servers():
-        engines.setdefault(names[place.keyspace, place.server], place.engine)
-    answers = places.check(timeout)
-    yield from _packages({one.dialect.driver for one in engines.values()})
-    yield from _topology(cluster, any(one.url.host for one in engines.values()))
-    smallest = min(filter(None, map(_most, engines.values())), default=threads)
+    known = server_names(places.topology)
+    names: dict[Engine, str] = {}
+    try:
+        for _, place in places.servers():
+            names.setdefault(place.engine, known[place.keyspace, place.server])
+    except MissingDriverError as error:
+        # Of an asyncio application, which may need no other driver.
+        text = f"cannot be checked on its servers: {one_line(error)}"
+        names.clear()
+        yield _finding("driver", "unknown", text, "install it for this command")
+    yield from _packages({one.dialect.driver for one in names})
+    yield from _topology(cluster, any(one.url.host for one in names))
+    smallest = min(filter(None, map(_most, names)), default=threads)
     if smallest < threads:
         yield _finding(
             "pools",
@@ -127,17 +142,65 @@ def _findings(
             "threads wait for others",
             "let pool_size + max_overflow be at least the number of threads",
         )
-    for name, engine in engines.items():
-        error = answers[name]
-        if error is not None:
-            is_refused = isinstance(error, LoginFailedError)
-            severity: Severity = "critical" if is_refused else "unknown"
-            yield _finding("login", severity, one_line(error), server=name)
-        elif engine.url.host is None:
+    answers = places.engines.in_parallel(
+        [partial(_read, places.engines, engine, timeout) for engine in names], "check"
+    )
+    for (engine, name), answer in zip(names.items(), answers, strict=True):
+        if isinstance(answer, Exception):
+            yield _failure(answer, name)
+        elif answer is None:
             files = "is a folder of SQLite files: for development and tests"
             yield _finding("versions", "info", files, server=name)
         else:
-            yield from _server(cluster, engine, name, processes)
+            yield from _server(answer, _most(engine), name, processes)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a server says of itself.
+
+    :ivar limits: maximum numbers of connections; 0 if there is none.
+    :ivar cipher: that of TLS; empty without it.
+    """
+
+    version: str
+    limits: tuple[int, ...]
+    cipher: str
+    dialect: Any
+    host: str
+
+
+def _read(
+    engines: Engines, engine: Engine, timeout: float
+) -> _Facts | Exception | None:
+    """Return the facts of a server, or its error; None for SQLite."""
+    try:
+        own = engines.new_engine(engine, timeout=timeout, translates_errors=True)
+        try:
+            with own.connect() as connection:
+                run = connection.exec_driver_sql
+                host = engine.url.host
+                if host is None:
+                    run("SELECT 1")
+                    return None
+                version, *limits = run(
+                    "SELECT @@version, @@max_connections, @@max_user_connections"
+                ).one()
+                cipher = run("SHOW STATUS LIKE 'Ssl_cipher'").one()[1]
+                return _Facts(version, tuple(limits), cipher, connection.dialect, host)
+        finally:
+            own.dispose()
+    except (SQLAlchemyError, OSError) as error:
+        # OSError: SQLite cannot create the directory of its files.
+        return error
+
+
+def _failure(error: Exception, name: str) -> FleetFinding:
+    text = one_line(error)
+    if code_of(error) in _TOO_MANY:
+        return _finding("pools", "critical", f"accepts no more: {text}", _SMALLER, name)
+    is_refused = isinstance(error, LoginFailedError) or code_of(error) == _BLOCKED
+    return _finding("login", "critical" if is_refused else "unknown", text, server=name)
 
 
 def _packages(drivers: set[str]) -> Iterator[FleetFinding]:
@@ -198,7 +261,8 @@ def _topology(cluster: Cluster, has_servers: bool) -> Iterator[FleetFinding]:
         names[keyspace.name, server.name]
         for keyspace in cluster.topology.keyspaces.values()
         for server in keyspace.servers
-        if "${" not in (make_url(server.primary).password or "${")
+        for url in filter(None, (server.primary, server.standby))
+        if "${" not in (make_url(url).password or "${")
     }
     if clear:
         yield finding(
@@ -214,24 +278,18 @@ def _most(engine: Engine) -> int | None:
 
 
 def _server(
-    cluster: Cluster, engine: Engine, name: str, processes: int
+    facts: _Facts, most: int | None, name: str, processes: int
 ) -> Iterator[FleetFinding]:
     finding = partial(_finding, server=name)
-    with cluster.places.engines.visit(engine) as connection:
-        text, *limits = connection.exec_driver_sql(
-            "SELECT @@version, @@max_connections, @@max_user_connections"
-        ).one()
-        cipher = connection.exec_driver_sql("SHOW STATUS LIKE 'Ssl_cipher'").one()[1]
-        dialect: Any = connection.dialect
+    cipher, dialect = facts.cipher, facts.dialect
     kind = "MariaDB" if dialect.is_mariadb else "MySQL"
-    limit = min(filter(None, limits))
-    most = _most(engine)
+    limit = min(filter(None, facts.limits))
     pools = "any number of" if most is None else f"up to {most}"
     yield finding(
         "versions",
         "info",
-        f"is {kind} {text}, {cipher or 'without TLS'}; a process opens {pools} "
-        f"connections of {limit:,}",
+        f"is {kind} {facts.version}, {cipher or 'without TLS'}; a process opens "
+        f"{pools} connections of {limit:,}",
     )
     if dialect.server_version_info < _LEAST[kind]:
         yield finding(
@@ -248,12 +306,12 @@ def _server(
             "warning",
             f"takes {limit:,} connections of the account; with --processes "
             f"{processes} the pools open up to {need}",
-            "make pool_size + max_overflow smaller, or raise max_connections",
+            _SMALLER,
         )
     if not cipher:
         yield finding(
             "tls",
-            "info" if engine.url.host in _LOCAL else "warning",
+            "info" if facts.host in _LOCAL else "warning",
             "is sent statements and rows in clear text",
             "set ssl_ca=FILE in its URL, and offer TLS on the server",
         )

@@ -59,3 +59,23 @@ def test_a_password_that_is_refused(fleet, monkeypatch):
         done = invoke("check", "shop", "--json")
     found = findings(done, status=1)
     assert "the login to server server1 failed" in found["critical", "login"]
+
+
+def test_an_account_without_a_free_connection(fleet, monkeypatch):
+    server = fleet.servers[0]
+    limit = f"ALTER USER '{server.user}'@'{server.host}' WITH MAX_USER_CONNECTIONS {{}}"
+    document = fleet.topology_mapping(shards=4)
+    with Cluster.from_topology(document) as cluster:
+        monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(cluster=cluster))
+        server.root_execute(limit.format(1))
+        try:
+            # Its only connection suffices for the whole report.
+            alone = invoke("check", "shop", "--json", "--fail-on", "critical")
+            with server.connect():
+                done = invoke("check", "shop", "--json")
+        finally:
+            server.root_execute(limit.format(0))
+    assert alone.exit_code == 0, alone.output
+    found = findings(done, status=1)
+    assert "accepts no more: " in found["critical", "pools"]
+    assert ("info", "versions") in found

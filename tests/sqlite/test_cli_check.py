@@ -45,6 +45,38 @@ def test_a_pool_that_is_smaller_than_the_threads(topology, monkeypatch):
     assert scarce.output.endswith("1 warning, 4 info\n")
 
 
+def test_a_missing_driver_leaves_the_rest_of_the_report(monkeypatch):
+    document = {"old1": {"range": [0, 3], "master": "mysql://app@db1"}}
+    with Cluster.from_topology(document, driver="nosuch") as cluster:
+        monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(cluster=cluster))
+        done = invoke("check", "shop")
+    assert done.exit_code == 3
+    assert "unknown: application: cannot be checked on its servers: " in done.output
+    assert "info: application: runs on Python" in done.output
+
+
+def test_a_password_of_a_standby_in_clear(monkeypatch):
+    server = {
+        "name": "server1",
+        "primary": "mysql://app:${MYSQL_PASSWORD}@127.0.0.1:1",
+        "standby": "mysql://app:secret@127.0.0.1:2",
+        "shards": [[0, 3]],
+    }
+    keyspace = {"kind": "objects", "shards": 4, "servers": [server]}
+    document = {
+        "epoch": 1,
+        "keyspaces": {"objects": {**keyspace, "database": "db{shard:05d}"}},
+    }
+    environ = {"MYSQL_PASSWORD": ""}
+    with Cluster.from_topology(document, environ=environ) as cluster:
+        monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(cluster=cluster))
+        done = invoke("check", "shop")
+    # Nothing listens there.
+    assert done.exit_code == 3
+    assert "has passwords in the URLs of server1" in done.output
+    assert "secret" not in done.output
+
+
 def test_what_is_no_cluster_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(cluster=3))
     done = invoke("check", "shop")
