@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from secrets import token_bytes
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import (
     and_,
@@ -37,6 +37,8 @@ from sqla_shard.outbox.apply import Address, microseconds, place_at
 from sqla_shard.outbox.tables import JOB_INDEX, JOB_KEYS, JOBS, TOKEN_BYTES
 from sqla_shard.session import ShardSession
 from sqla_shard.util.json_values import parsed_json
+
+T = TypeVar("T")
 
 # -- The unique keys of jobs that have not finished.
 #
@@ -202,7 +204,7 @@ _ids: Any = bindparam("ids", expanding=True)
 
 #: Maximum number of ids in a statement.  MariaDB makes a table of 1,000 values,
 #: and may join it with all rows, which a SELECT .. FOR UPDATE locks.
-_MOST_IDS = 900
+MOST_IDS = 900
 
 _later = bindparam("later", type_=BigInteger())
 
@@ -309,28 +311,25 @@ def claim(
         return []
     token = token_bytes(TOKEN_BYTES)
     jobs = _claimed(place, rows, token, queue, priority)
-    count = 0
     counted: list[int] = []
     others: list[int] = []
     for job in jobs:
         (others if job.counts_at_start else counted).append(job.local_id)
-    for statement, ids in ((_CLAIM_AND_COUNT, counted), (_CLAIM, others)):
-        if ids:
-            values: dict[str, Any] = {
-                "ids": sorted(ids),
-                "the_token": token,
-                "later": microseconds(lease),
-            }
-            result: Any = session.execute(statement, values, bind_arguments=at)
-            count += result.rowcount
+    values = {"the_token": token, "later": microseconds(lease)}
+    count = sum(
+        result.rowcount
+        for statement, ids in ((_CLAIM_AND_COUNT, counted), (_CLAIM, others))
+        for result in _in_parts(session, statement, ids, values, at)
+    )
     if count != len(jobs):
         # The server cannot skip locked rows, and others have claimed some.
-        values = {
-            "ids": sorted(job.local_id for job in jobs),
-            "the_token": token,
-            "state": RUNNING,
+        ids = [job.local_id for job in jobs]
+        values = {"the_token": token, "state": RUNNING}
+        mine = {
+            number
+            for result in _in_parts(session, _MINE, ids, values, at)
+            for number in result.scalars()
         }
-        mine = set(session.execute(_MINE, values, bind_arguments=at).scalars())
         jobs = [job for job in jobs if job.local_id in mine]
     duplicates = duplicates_of(session, at, jobs)
     if not duplicates:
@@ -341,6 +340,18 @@ def claim(
         else job
         for job in jobs
     ]
+
+
+def _in_parts(
+    session: ShardSession,
+    statement: Any,
+    ids: Iterable[int],
+    values: Mapping[str, Any],
+    at: dict[str, Any],
+) -> Iterator[Any]:
+    """Yield the results of a statement about some jobs, in parts."""
+    for some in _chunked(sorted(ids)):
+        yield session.execute(statement, {"ids": some, **values}, bind_arguments=at)
 
 
 def _claimed(
@@ -648,9 +659,9 @@ def _by_token(
             yield token, some
 
 
-def _chunked(jobs: Sequence[ClaimedJob]) -> Iterator[Sequence[ClaimedJob]]:
-    for start in range(0, len(jobs), _MOST_IDS):
-        yield jobs[start : start + _MOST_IDS]
+def _chunked(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(values), MOST_IDS):
+        yield values[start : start + MOST_IDS]
 
 
 _STATES = select(
@@ -742,15 +753,14 @@ def confirm(session: ShardSession, jobs: Sequence[ClaimedJob]) -> list[ClaimedJo
     It waits for the locks of that transaction: after an unknown outcome of
     COMMIT, the server may still be executing it.
 
-    :param jobs: jobs of one claim, at least one.
+    :param jobs: jobs of one shard, at least one; each queue has its own token.
     """
     place = place_at(session, jobs[0].address)
     place.backend.begin_skipping(session.root_connection(place))
-    found = set(
-        session.execute(
-            _HELD,
-            {"ids": sorted(job.local_id for job in jobs), "the_token": jobs[0].token},
-            bind_arguments={"place": place},
-        ).scalars()
-    )
+    found: set[int] = set()
+    for token, its in _by_token(jobs):
+        values = {"ids": sorted(job.local_id for job in its), "the_token": token}
+        found.update(
+            session.execute(_HELD, values, bind_arguments={"place": place}).scalars()
+        )
     return [job for job in jobs if job.local_id in found]

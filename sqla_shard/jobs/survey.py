@@ -93,11 +93,15 @@ class HealthWindows:
                 window.rest()
             return is_over
 
-    def record(self, engine: Engine, error: Exception | None) -> None:
+    def record(
+        self, engine: Engine, error: Exception | None, *, is_further: bool = False
+    ) -> None:
         """Record the outcome of a transaction.
 
         :param error: its error; None if it has succeeded.  An error that is
             not of the server is a success.
+        :param is_further: whether it is a further part of one look for jobs, which
+            counts as one success: those of thousands of shards would fill the window.
         """
         counted = error if isinstance(error, UNHEALTHY) else None
         with self._lock:
@@ -107,6 +111,8 @@ class HealthWindows:
             if counted is None and window.rests_until is not None:
                 window.rests_until = None
                 window.outcomes.clear()
+            elif counted is None and is_further:
+                return
             window.outcomes.append(counted is None)
             if counted is None:
                 return
@@ -217,6 +223,7 @@ def due_rows(
 
 def _watched(windows: HealthWindows, read: Read[DueGroup]) -> Read[DueGroup]:
     """Return a function that does not read a server which has a rest."""
+    read_before: set[Engine] = set()
 
     def watched(session: ShardSession, places: Sequence[Place]) -> list[DueGroup]:
         first = places[0]
@@ -233,7 +240,9 @@ def _watched(windows: HealthWindows, read: Read[DueGroup]) -> Read[DueGroup]:
             failure = error
             raise
         finally:
-            windows.record(first.engine, failure)
+            is_further = first.engine in read_before
+            windows.record(first.engine, failure, is_further=is_further)
+            read_before.add(first.engine)
 
     return watched
 

@@ -29,11 +29,13 @@ from sqla_shard.jobs.claims import (
     free_key,
     JobState,
     locked_batch,
+    MOST_IDS,
     release,
     reopened,
     RUNNING,
 )
 from sqla_shard.jobs.context import Ending, JobOutcome
+from sqla_shard.jobs.hints import hints_of
 from sqla_shard.jobs.survey import Ages, due_rows, DueGroup, windows_of
 from sqla_shard.jobs.tasks import is_periodic, repeat
 from sqla_shard.outbox.apply import Address, place_at
@@ -59,15 +61,12 @@ KEEP_DONE = timedelta(days=1)
 #: The retention time of failed jobs.
 KEEP_FAILED = timedelta(days=7)
 
-#: Maximum number of rows that a transaction changes.
-_BATCH = 1000
-
 
 @dataclass(frozen=True, kw_only=True)
 class CleanupReport:
     """The result of one pass.
 
-    :ivar due: where jobs were due before.
+    :ivar due: where jobs were due before, if that was looked for.
     :ivar recovered: number of jobs whose claims had expired.
     :ivar deleted: number of finished jobs that were deleted.
     :ivar unreachable: servers of which shards could not be read or written.
@@ -90,16 +89,22 @@ def clean_up(
     *,
     keep_done: timedelta = KEEP_DONE,
     keep_failed: timedelta = KEEP_FAILED,
+    looks: bool = False,
 ) -> CleanupReport:
     """Recover jobs with expired claims and delete old jobs, on all shards.
+
+    Workers are notified of the jobs that were recovered.
 
     :param queues: names of queues.
     :param keep_done: time for which jobs that have succeeded are kept.
     :param keep_failed: time for which failed jobs are kept.
+    :param looks: whether the same statement also looks for due jobs.
     :raises UnsafeBinaryLogError: if a server has a binary log of statements.
     """
-    ages = {
-        JobState.PENDING: timedelta(0),
+    ages: dict[JobState, timedelta] = {}
+    if looks:
+        ages[JobState.PENDING] = timedelta(0)
+    ages |= {
         JobState.RUNNING: timedelta(0),
         JobState.DONE: keep_done,
         JobState.FAILED: keep_failed,
@@ -137,10 +142,14 @@ def _clean_shard(
     :param counts: is increased by the number of changed rows.
     """
     for group in groups:
-        found: int | None = _BATCH
-        while found is not None and found >= _BATCH:
+        found: int | None = MOST_IDS
+        while found is not None and found >= MOST_IDS:
             found = cluster.run(_change, group, ages[group.state])
             counts[group.state] += found or 0
+            if found and group.state is JobState.RUNNING:
+                # A look for work may be made before, and the next one late.
+                pending = replace(group, state=JobState.PENDING)
+                hints_of(cluster).publish(frozenset([pending]))
 
 
 def _change(session: ShardSession, group: DueGroup, age: timedelta) -> int | None:
@@ -189,7 +198,7 @@ def _change_locked(session: ShardSession, group: DueGroup, age: timedelta) -> in
         "state": group.state.value,
         "queue": group.queue,
         "priority": group.priority,
-        "batch": _BATCH,
+        "batch": MOST_IDS,
         "since": age // timedelta(microseconds=-1),
     }
     rows = session.execute(_DUE, what, bind_arguments=at).all()

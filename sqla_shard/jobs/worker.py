@@ -231,43 +231,44 @@ class Worker:
         :param on_ready: called when the servers were checked, before the
             first claim.
         :returns: what was done.
-        :raises UnsafeBinaryLogError: if a server has a binary log of
-            statements.
+        :raises UnsafeBinaryLogError: if a server with keyspaces of objects has a
+            binary log of statements.
         :raises SQLAlchemyError: with ``until_empty``, if a server cannot be
             read, and no job is due on the others.
         """
         self._report = report = RunReport()
         self._schedule.reset()
         heartbeat = Heartbeat(self._cluster, self._lease, lambda: list(self._held))
-        # One statement for a server finds what to clean up, and the first work.
-        due = self._clean_up()
-        open_queues = self._limits.open_queues()
-        if due := [group for group in due if group.queue in open_queues]:
-            self._schedule.surveyed(due, self._cluster.places)
-        delivery: AbstractContextManager[object] = nullcontext()
-        if self._delivers:
-            self._deliver()
-            delivery = Repeating("delivery", self._deliver, _DELIVERY, self._fail)
-        with (
-            hints_of(self._cluster).listening(self._notify),
-            delivery,
-            Repeating(
-                "cleanup",
-                self._clean_up,
-                min(_CLEANUP, self._lease / 2),
-                self._fail,
-                spread=0.3,
-            ),
-            Repeating("heartbeat", heartbeat.beat, self._lease / 6, self._fail),
-        ):
-            on_ready()
-            try:
-                while not self._is_over():
-                    if until_empty and self._is_empty():
-                        break
-                    self._work()
-            finally:
-                self._release_all()
+        # Of what is enqueued or recovered from here on there are hints.
+        with hints_of(self._cluster).listening(self._notify):
+            # One statement for a server finds what to clean up, and the first work.
+            due = self._clean_up(looks=True)
+            open_queues = self._limits.open_queues()
+            if due := [group for group in due if group.queue in open_queues]:
+                self._schedule.surveyed(due, self._cluster.places)
+            delivery: AbstractContextManager[object] = nullcontext()
+            if self._delivers:
+                self._deliver()
+                delivery = Repeating("delivery", self._deliver, _DELIVERY, self._fail)
+            with (
+                delivery,
+                Repeating(
+                    "cleanup",
+                    self._clean_up,
+                    min(_CLEANUP, self._lease / 2),
+                    self._fail,
+                    spread=0.3,
+                ),
+                Repeating("heartbeat", heartbeat.beat, self._lease / 6, self._fail),
+            ):
+                on_ready()
+                try:
+                    while not self._is_over():
+                        if until_empty and self._is_empty():
+                            break
+                        self._work()
+                finally:
+                    self._release_all()
         self._stops_at = None
         if self._error is not None:
             error, self._error = self._error, None
@@ -486,8 +487,8 @@ class Worker:
             # A job that has failed, or is a step of many, may be due again.
             self._schedule.reset()
 
-    def _clean_up(self) -> Sequence[DueGroup]:
-        """Recover and delete jobs; return where jobs are due."""
+    def _clean_up(self, *, looks: bool = False) -> Sequence[DueGroup]:
+        """Recover and delete jobs; return where jobs are due, if it looks."""
         try:
             ensure_periodic(self._cluster, self._queues)
         except SQLAlchemyError as error:
@@ -496,7 +497,7 @@ class Worker:
                 short(error),
                 extra={"action": "clean up"},
             )
-        done = clean_up(self._cluster, self._queues, **self._keep)
+        done = clean_up(self._cluster, self._queues, looks=looks, **self._keep)
         self._report.recovered += done.recovered
         self._report.deleted += done.deleted
         for line in unreachable_lines(done.unreachable):

@@ -165,12 +165,20 @@ def test_an_open_claim_does_not_block(cluster: Cluster, near: int) -> None:
 def test_extended_claims_lock_no_other_jobs(cluster: Cluster, near: int) -> None:
     with cluster.begin() as session:
         add.enqueue_many(session, [{"counter_id": near}] * 1100, near=near)
-    with cluster.begin() as session:
-        jobs = take(session, near, limit=1000)
+
+    def others() -> int:
+        with cluster.session() as session:
+            return len(take(session, near, limit=200))
+
+    with cluster.begin() as holder:
+        jobs = take(holder, near, limit=1000)
+        assert (len(jobs), others()) == (1000, 100)
     with cluster.begin() as holder:
         assert claims.extend(holder, jobs) == []
-        with cluster.begin() as session:
-            assert len(take(session, near, limit=200)) == 100
+        assert others() == 100
+    with cluster.begin() as holder:
+        assert claims.confirm(holder, jobs) == jobs
+        assert others() == 100
 
 
 def fill(cluster: Cluster, rows: int) -> None:

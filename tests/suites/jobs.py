@@ -23,6 +23,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.jobs import claims, JobState, task
 from sqla_shard.jobs.claims import extend
+from sqla_shard.jobs.hints import hints_of
 from sqla_shard.jobs.survey import due_jobs, due_rows
 from sqla_shard.jobs.tasks import DEFAULT, Exponential, Linear, Task
 from sqla_shard.jobs.transactions import clean_up
@@ -468,8 +469,14 @@ class WorkerMaintenance(Suite):
             claims.start(session, jobs[0])
         expire(cluster, jobs[0])
         expire(cluster, jobs[1])
-        assert clean_up(cluster, ["adding"]).recovered == 2
-        assert clean_up(cluster, ["adding"]).recovered == 0
+        hints: list[Any] = []
+        with hints_of(cluster).listening(hints.append):
+            assert clean_up(cluster, ["adding"]).recovered == 2
+        # The group that a look for work finds, too.
+        (group,) = clean_up(cluster, ["adding"], looks=True).due
+        assert hints == [{group}]
+        done = clean_up(cluster, ["adding"])
+        assert (done.recovered, done.due) == (0, ())
         assert [row.state for row in rows(cluster)] == [3, 0, 1]
         assert "expired" in rows(cluster)[0].error
 

@@ -30,6 +30,7 @@ from sqla_shard.jobs.claims import confirm, extend
 from sqla_shard.jobs.context import Heartbeat
 from sqla_shard.jobs.survey import due_jobs, windows_of
 from sqla_shard.jobs.transactions import clean_up
+from sqla_shard.outbox import scan as scan_module
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import (
@@ -525,11 +526,12 @@ class Doubts(Suite):
 
     def test_which_were_claimed(self, cluster, near):
         with cluster.begin() as session:
-            add.enqueue_many(session, [{"counter_id": near}] * 3, near=near)
+            add.enqueue_many(session, [{"counter_id": near}] * 4, near=near)
         with cluster.begin() as session:
-            jobs = take(session, near)
+            # As of two queues: each claim has its token.
+            jobs = [*take(session, near, limit=2), *take(session, near)]
         expire(cluster, jobs[1])
-        assert cluster.run(confirm, jobs) == [jobs[0], jobs[2]]
+        assert cluster.run(confirm, jobs) == [jobs[0], *jobs[2:]]
 
 
 class Resting(Suite):
@@ -555,6 +557,23 @@ class Resting(Suite):
         groups, unread = due_jobs(cluster, ["adding"])
         assert groups == []
         assert "failed repeatedly" in str(unread[0].error)
+
+    def test_the_parts_of_a_look_are_one_success(
+        self, cluster, near, failing, monkeypatch
+    ):
+        monkeypatch.setattr(scan_module, "MOST_BRANCHES", 1)
+        windows = windows_of(cluster)
+        space = cluster.places.keyspace(None, "objects")
+        engine = cluster.places.place(space, unpack(near).shard_id).engine
+        windows.record(engine, None)
+        error = CommitUnknownError(server="server1")
+        for _ in range(2):
+            windows.record(engine, error)
+            assert windows.allows(engine)
+            due_jobs(cluster, ["adding"])
+            due_jobs(cluster, ["adding"])
+        windows.record(engine, error)
+        assert not windows.allows(engine)
 
     def test_a_probe_ends_it(self, cluster, near, failing):
         add.enqueue_now(cluster, near, near=near)

@@ -770,6 +770,42 @@ class Hints(Suite):
         finally:
             on_shard(cluster, 0, delete(QUEUES))
 
+    @pytest.mark.parametrize("how", ["recovered", "delivered"])
+    def test_of_the_beginning_of_a_worker(
+        self, cluster, near, defined, monkeypatch, how
+    ):
+        """A job that is due after the first look does not wait for its backlog."""
+        order: list[int] = []
+
+        def noted(session: ShardSession) -> None:
+            order.append(current_job().job.priority)
+            if len(order) == 40:
+                worker.stop()
+
+        made = defined(noted)
+        other = counter(cluster, 4)
+        with cluster.begin() as session:
+            made.enqueue_many(session, [{}] * 40, near=other, priority=3)
+        if how == "recovered":
+            made.enqueue_now(cluster, near=near, priority=1)
+            with cluster.begin() as session:
+                (job,) = take(session, near, "own", 1)
+            expire(cluster, job)
+        else:
+            real = workers.deliver
+
+            def deliver(cluster: Cluster) -> Any:
+                # As an operation that enqueues.
+                made.enqueue_now(cluster, near=near, priority=1)
+                return real(cluster)
+
+            monkeypatch.setattr(workers, "deliver", deliver)
+        delivers = how == "delivered"
+        # In one thread jobs begin in the order of their claims.
+        worker = Worker(cluster, ["own"], concurrency=1, lease=86400, delivers=delivers)
+        worker.run()
+        assert 1 in order[:10]
+
     def test_what_is_said(self, cluster, near):
         heard: list[Any] = []
         with hints_of(cluster).listening(heard.append):
