@@ -157,7 +157,7 @@ def _findings(
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a server says of itself.
+    """Facts that a server reports of itself.
 
     :ivar limits: maximum numbers of connections; 0 if there is none.
     :ivar cipher: that of TLS; empty without it.
