@@ -37,8 +37,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import (
+    BinaryExpression,
     BindParameter,
     Case,
+    Cast,
     ClauseList,
     CollectionAggregate,
     ColumnClause,
@@ -50,6 +52,7 @@ from sqlalchemy.sql.elements import (
     Null,
     Over,
     Tuple,
+    TypeCoerce,
     WithinGroup,
 )
 from sqlalchemy.sql.functions import Function, FunctionElement
@@ -75,6 +78,14 @@ _RETURNED = {
     **dict.fromkeys(("any_value", "first_value", "last_value"), _FIRST),
     **dict.fromkeys(("nth_value",), _FIRST),
 }
+#: Functions that return a text, in the collation of their arguments.
+_TEXTS = frozenset(
+    [
+        *("concat", "concat_ws", "lcase", "left", "lower", "lpad", "ltrim", "mid"),
+        *("repeat", "replace", "reverse", "right", "rpad", "rtrim", "substr"),
+        *("substring", "substring_index", "trim", "ucase", "upper"),
+    ]
+)
 #: Functions that compare their arguments, and return none of them.
 _COMPARED = frozenset(["field", "strcmp"])
 #: Functions that compare their arguments.
@@ -241,7 +252,7 @@ def _compiled_text(element: _FieldText, compiler: Any, **kw: Any) -> str:
             # Names that differ in case are equal for most collations.
             value = f"CAST(CONVERT({value} USING utf8mb4) AS BINARY)"
         return f"CASE {value} WHEN {cases} END"
-    if plain_type(element.element.type).native_uuid and dialect.supports_native_uuid:
+    if _is_native(element.element, dialect):
         return f"CAST({value} AS CHAR)"
     parts = [f"substr({value}, {first}, {length})" for first, length in _PARTS_OF_UUID]
     if not is_mysql(dialect):
@@ -249,6 +260,12 @@ def _compiled_text(element: _FieldText, compiler: Any, **kw: Any) -> str:
     # Of two collations of utf8mb4 MariaDB compares no texts.
     joined = ", '-', ".join(parts)
     return f"convert(concat({joined}) USING ascii)"
+
+
+def _is_native(value: Any, dialect: Any) -> bool:
+    """Return whether a value is a UUID of a server that reads the text of a field."""
+    has_type = getattr(plain_type(value.type), "native_uuid", False)
+    return bool(has_type and dialect.supports_native_uuid)
 
 
 #: Where the parts between hyphens begin in 32 digits, and their lengths.
@@ -279,23 +296,43 @@ def _collated(element: _Collated, compiler: Any, **kw: Any) -> str:
 
 
 def _is_field_text(value: Any) -> bool:
-    """Return whether a value is the text of a field."""
-    if isinstance(value, BlobValue):
-        return value.form == "text"
+    """Return whether a value is the text of a field, or made of one."""
+    if isinstance(value, (BindParameter, BlobValue)):
+        return getattr(value, "form", None) == "text"
     type_ = getattr(value, "type", None)
-    if isinstance(type_, Encoded) and not isinstance(value, BindParameter):
+    if isinstance(type_, Encoded):
         return isinstance(getattr(type_, "impl", None), String)
-    return any(map(_is_field_text, _each(_inner(value))))
+    inside = _inner(value) or _made_of(value)
+    return bool(inside) and any(map(_is_field_text, _each(inside)))
+
+
+def _is_mixed(values: Sequence[Any]) -> bool:
+    """Return whether a value is the text of a field, and another is not."""
+    return any(map(_is_field_text, values)) and any(map(_is_other_text, values))
+
+
+def _made_of(value: Any) -> Iterable[Any]:
+    """Return the values whose collation another text has."""
+    if name_of(value) in _TEXTS:
+        return list(value.clauses)
+    if not isinstance(plain_type(getattr(value, "type", None)), String):
+        return ()
+    if isinstance(value, BinaryExpression):
+        return [value.left, value.right]
+    return [value.clause] if isinstance(value, (Cast, TypeCoerce)) else ()
 
 
 def _is_other_text(value: Any) -> bool:
     """Return whether a value is a text with a collation of its own."""
-    return (
-        isinstance(plain_type(getattr(value, "type", None)), String)
-        and not isinstance(value, (BindParameter, BlobValue))
-        and getattr(value, "operator", None) is not operators.collate
-        and not _is_field_text(value)
-    )
+    if (
+        isinstance(value, (BindParameter, BlobValue))
+        or getattr(value, "operator", None) is operators.collate
+        or _is_field_text(value)
+    ):
+        return False
+    if name_of(value) in _TEXTS:
+        return any(map(_is_other_text, value.clauses))
+    return isinstance(plain_type(getattr(value, "type", None)), String)
 
 
 def _is_member(value: Any, encoded: Any) -> bool:
@@ -517,14 +554,13 @@ class _Compiler(SQLCompiler):
             found = _encoded([value])
             if found is None:
                 continue
-            kind = _kind_of_time(column)
+            kind, kept = _kind_of_time(column), _time_kept(found)
             if _is_member(column, found):
-                is_alike = _member_text(column, found) is column
-            elif kind is None or _time_kept(found) is None:
-                is_alike = True
+                is_read = _is_native(column, self.dialect)
+                is_alike = is_read or _member_text(column, found) is column
             else:
-                is_alike = kind is _time_kept(found) is date
-                is_alike = is_alike or (reads_moments and kind is not time)
+                is_read = kind is None or (reads_moments and kind is not time)
+                is_alike = is_read or kept is None or kind is kept is date
             if not is_alike:
                 raise UnsupportedStatementError(
                     f"{column} stores another format than {found.label}: read the "
@@ -541,6 +577,12 @@ class _Compiler(SQLCompiler):
         found = list(zip(*selected, strict=False))
         for columns in found:
             _coded((), fixed=columns, construct=cs.keyword.value, chosen=True)
+            if getattr(self.dialect, "is_mariadb", False) and _is_mixed(_each(columns)):
+                raise UnsupportedStatementError(
+                    f"a {cs.keyword.value} of a text field and a text column, whose "
+                    "collations differ: use column.collate('utf8mb4_nopad_bin')",
+                    construct=cs.keyword.value,
+                )
         visit: Any = super().visit_compound_select
         known = len(self._result_columns)
         text = str(visit(cs, *args, **kw))
@@ -700,7 +742,7 @@ def _coded(
     if found is None and any(map(_is_unknown, beside)):
         # ``func.lower(Pin.color) == Color.RED``
         is_own, found = False, _encoded_inside(beside)
-    is_mixed = any(map(_is_field_text, beside)) and any(map(_is_other_text, beside))
+    is_mixed = _is_mixed(beside)
     if found is None and not is_mixed:
         return None
     times = next(filter(_time_kept, formats), None)
@@ -831,23 +873,18 @@ class Beside(UserDefinedType[Any]):
 
     def bind_processor(self, dialect: Dialect) -> Any:
         """Convert a value as its own type or that of the field does."""
-        return self._either(
-            *(
-                one.dialect_impl(dialect).bind_processor(dialect)
-                for one in (self.own, self.encoded)
-            )
-        )
+        return self._either(dialect, "bind_processor")
 
     def literal_processor(self, dialect: Dialect) -> Any:
         """Return the value for a statement that is printed."""
-        return self._either(
-            *(
-                one.dialect_impl(dialect).literal_processor(dialect)
-                for one in (self.own, self.encoded)
-            )
+        return self._either(dialect, "literal_processor")
+
+    def _either(self, dialect: Dialect, name: str) -> Any:
+        own, encode = (
+            getattr(one.dialect_impl(dialect), name)(dialect)
+            for one in (self.own, self.encoded)
         )
 
-    def _either(self, own: Any, encode: Any) -> Any:
         def process(value: Any) -> Any:
             if self.encoded.encodes(value, is_own=self.is_own):
                 return encode(value)

@@ -35,6 +35,7 @@ from sqlalchemy import (
     Time,
     tuple_,
     type_coerce,
+    union,
     union_all,
     update,
     Uuid,
@@ -329,6 +330,11 @@ class BesideSuite(Suite):
             func.coalesce(func.nullif(kind, text), text) == "red",
             text.like(kind),
             text + kind == "redred",
+            func.lower(text) == func.lower(kind),
+            func.upper(kind).in_([func.trim(func.upper(text))]),
+            cast(text, String(20)) == kind,
+            type_coerce(text, String) == kind,
+            text + "x" == kind + "x",
             func.instr(text, kind) == 1,
         ):
             made = select(Thing.id).where(Thing.id == one, condition)
@@ -338,6 +344,15 @@ class BesideSuite(Suite):
         inner = select(text.label("x"), kind.label("y")).where(Thing.id == one)
         part = inner.subquery()
         assert session.scalar(select(part.c.x).where(part.c.x == part.c.y)) == "red"
+        own = select(
+            kind.collate("utf8mb4_nopad_bin" if on_servers(cluster) else "binary")
+        )
+        both = union(select(text).where(Thing.id == one), own.where(Thing.id == one))
+        assert session.scalars(both).all() == ["red"]
+        mixed = select(text).where(Thing.id == one).union(select(kind))
+        if on_servers(cluster):
+            with pytest.raises(UnsupportedStatementError, match="nopad_bin"):
+                session.scalars(mixed, bind_arguments={"shard_id": 1})
 
     def test_fields_in_columns_of_other_formats(self, cluster):
         """SQLite stored what cannot be read; servers took 1 for the first member."""
@@ -366,6 +381,27 @@ class BesideSuite(Suite):
             session.execute(mine.values(kind=Thing.level, rank=Thing.level))
             found = select(Thing.kind, Thing.rank).where(Thing.id == one)
             assert session.execute(found).one() == ("1", 1)
+
+    def test_uuid_columns_of_the_server(self, cluster):
+        """MariaDB reads the text of a field; others store no hyphens."""
+        one = stored(cluster, Thing, uid=UUID(int=7), shard_id=1)
+        table = Table("uids", MetaData(), Column("uid", Uuid), prefixes=["TEMPORARY"])
+        uid = select(Thing.uid).where(Thing.id == one)
+        copied = insert(table).from_select(["uid"], uid)
+        place = {"keyspace": "objects", "shard_id": 1}
+        with cluster.session() as session:
+            connection = session.connection(bind_arguments=place)
+            if not getattr(connection.dialect, "is_mariadb", False):
+                with pytest.raises(UnsupportedStatementError, match="in Python"):
+                    session.execute(copied, bind_arguments=place)
+                return
+            table.create(connection)
+            try:
+                session.execute(copied, bind_arguments=place)
+                found = session.scalar(select(table.c.uid), bind_arguments=place)
+            finally:
+                table.drop(connection)
+            assert found == UUID(int=7)
 
     def test_columns_of_uuids_and_enums(self, cluster):
         """SQLAlchemy stores UUIDs without hyphens, and the names of members."""
