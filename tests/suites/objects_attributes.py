@@ -208,10 +208,10 @@ class AttributeSuite(Suite):
         row = {"caption": "other"}
         for made in (update(Sheet).values(label="wrong"), delete(Sheet)):
             assert session.execute(made.where(*here), row).rowcount == 0
-        made = insert(Sheet).values(title="t", label=bindparam("caption", "l"))
+        made = insert(Sheet).values(title="synonym", label=bindparam("caption", "l"))
         session.execute(made, row)
-        labels = select(Sheet.label).where(Sheet.title == "t").options(scatter())
-        assert sorted(session.scalars(labels)) == ["l", "other"]
+        labels = select(Sheet.label).where(Sheet.title == "synonym")
+        assert session.scalars(labels.options(scatter())).all() == ["other"]
 
     # -- histories
 
