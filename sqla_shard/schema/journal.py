@@ -82,15 +82,15 @@ _CLOSE = (
     .where(LEDGER.c.is_open.is_(True))
     .values(is_open=False, state=FINISHED, ended_at=bindparam("moment"))
 )
-#: What stands for the name of the database of a shard.
-_DATABASE = "\0"
-#: Characters of a statement and its parameters that an error shows.
-_MOST_SHOWN = 300
 #: The same for a driver, in the style of MySQL.
 _CLOSE_TEXT = (
     f"UPDATE {LEDGER.name} SET is_open = FALSE, "  # noqa: S608 - constants
     f"state = '{FINISHED}', ended_at = %s WHERE is_open"
 )
+
+
+#: Stands for the name of the database in what is compared on all shards.
+_DATABASE = "\0"
 
 
 class Interrupted(Exception):  # noqa: N818 - a requested stop is no error
@@ -535,7 +535,7 @@ class Journal:
         values = repr(_with_repr(parameters))
         whole = f"{statement}\n{values}".replace(self._database, _DATABASE)
         digest = sha256(whole.encode("utf-8", "surrogatepass")).digest()
-        return Sent(one_line(f"{statement} {values}"[:_MOST_SHOWN]), digest)
+        return Sent(one_line(f"{statement} {values}"), digest)
 
     def _compare(self, sent: Sent) -> None:
         """Compare a statement with that of the first shard.
