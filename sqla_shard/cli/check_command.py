@@ -145,9 +145,15 @@ def _findings(
     answers = places.engines.in_parallel(
         [partial(_read, places.engines, engine, timeout) for engine in names], "check"
     )
+    silent: set[str] = set()
     for (engine, name), answer in zip(names.items(), answers, strict=True):
         if isinstance(answer, Exception):
-            yield _failure(answer, name)
+            failure = _failure(answer, name)
+            # A folder of SQLite lacks the first file of each keyspace.
+            if failure.severity != "unknown" or name not in silent:
+                yield failure
+            if failure.severity == "unknown":
+                silent.add(name)
         elif answer is None:
             files = "is a folder of SQLite files: for development and tests"
             yield _finding("versions", "info", files, server=name)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.live
 
 _SHARDS = 4
 #: How many tasks are cancelled.
-_CANCELLED = 5000 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 60
+_CANCELLED = 2500 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 30
 
 
 class Base(DeclarativeBase):
@@ -394,17 +394,19 @@ def test_no_later_scatter_gets_a_response(
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        ended = 0
-        taken = 0.0
-        for number in range(_CANCELLED):
-            begun = loop.time()
-            later = f"later {number}"
-            async with asyncio.timeout(10):
-                found = await _async_scatter(async_cluster, later)
-            assert found == [later] * _SHARDS
-            taken = max(loop.time() - begun, taken * 0.9)
+        number = ended = 0
+        # As many as it takes, since it depends on the machine how many are
+        # done before they are cancelled.
+        while ended < _CANCELLED:
+            # The first one opens the connections that were cancelled.
+            for later in (f"later {number}", f"timed {number}"):
+                begun = loop.time()
+                async with asyncio.timeout(10):
+                    found = await _async_scatter(async_cluster, later)
+                assert found == [later] * _SHARDS
+            taken = loop.time() - begun
             ended += await cancelled(f"cancelled {number}", rng.random() * taken)
-        assert ended > _CANCELLED / 4
+            number += 1
         assert sum(stats.busy for stats in async_cluster.stats()) == 0
 
     asyncio.run(main())
