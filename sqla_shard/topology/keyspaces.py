@@ -341,18 +341,20 @@ class Template:
         """
         if not sharded:
             return cls(prefix=text, spec=None, suffix="")
-        needs = (
-            f"{masked(text)} needs exactly one field {{shard}}, such as "
-            "'db{shard:05d}': each virtual shard has its own database"
-        )
+        reason = ""
         try:
             parts = list(Formatter().parse(text))
         except ValueError as error:
-            return f"{needs} ({error})"
-        fields = [index for index, part in enumerate(parts) if part[1]]
+            parts = []
+            reason = f" ({error})"
         # The field name of "{}" is empty; that of literal text is None.
-        if len(fields) != 1 or any(part[1] == "" for part in parts):
-            return needs
+        fields = [index for index, part in enumerate(parts) if part[1] is not None]
+        if len(fields) != 1 or not parts[fields[0]][1]:
+            return (
+                f"{masked(text)} needs exactly one field {{shard}}, such as "
+                "'db{shard:05d}': each virtual shard has its own database"
+                f"{reason}"
+            )
         index = fields[0]
         _, name, spec, conversion = parts[index]
         if name != "shard" or conversion or not _SPEC.fullmatch(spec or ""):

@@ -125,20 +125,20 @@ def _names(servers: list[ServerDraft]) -> Iterator[Problem]:
 
 
 def _addresses(servers: list[ServerDraft]) -> Iterator[Problem]:
-    families: dict[str, str] = {}
+    first: tuple[str, str, ServerDraft] | None = None
     primaries: dict[Address, ServerDraft] = {}
     for server in servers:
         for role, url in (("primary", server.primary), ("standby", server.standby)):
             if url is None or url.address is None:
                 continue
             family = url.address.family
-            families.setdefault(family, f"the {role} of {server.label}")
-            first = next(iter(families))
-            if family != first:
+            if first is None:
+                first = (family, role, server)
+            elif family != first[0]:
                 yield Problem(
                     f"{server.place}.{role}",
-                    f"is on {family}, but {families[first]} is on {first}; "
-                    "use one kind of server for all of a keyspace",
+                    f"is on {family}, but the {first[1]} of {first[2].label} is on "
+                    f"{first[0]}; use one kind of server for all of a keyspace",
                 )
         if server.primary is None or server.primary.address is None:
             continue

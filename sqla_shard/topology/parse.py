@@ -86,7 +86,10 @@ def key_name(key: object) -> str:
     The key may be a URL, contain control characters of terminals, or be very
     long.
     """
-    name = masking.redact(str(key))
+    name = str(key)
+    if name.isidentifier():  # no URL
+        return masking.cut(name)
+    name = masking.redact(name)
     return masking.cut(name if name.isprintable() else repr(name[:81])[1:-1])
 
 

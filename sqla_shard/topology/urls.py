@@ -297,10 +297,10 @@ class Url:
             return
         for part in ("user", "password"):
             # Percent-decoded, as by the engine.
-            for fault in policy.faults(
-                unquote(match[part] or ""), is_secret=part == "password"
-            ):
-                yield f"in the {part}, {fault}"
+            if match[part]:
+                value = unquote(match[part])
+                for fault in policy.faults(value, is_secret=part == "password"):
+                    yield f"in the {part}, {fault}"
         outside = self.text
         for part in ("password", "user"):
             if match[part] is not None:

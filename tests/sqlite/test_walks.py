@@ -73,7 +73,7 @@ class Walks:
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster = cluster
-        self.directory = directory
+        self.document = sqlite_topology(directory, shards=SHARDS)
         self.ids = []
         for n in range(20):
             with cluster.begin() as session:
@@ -124,9 +124,15 @@ class Walks:
         worker = Worker(self.cluster, ["greeting"], concurrency=1)
         assert worker.run(until_empty=True).succeeded
 
+    def engines(self) -> None:
+        with Cluster.from_topology(self.document) as cluster:
+            assert [place.engine for _, place in cluster.places.servers()]
+
     def opened(self) -> None:
-        document = sqlite_topology(self.directory, shards=SHARDS)
-        with Cluster.from_topology(document) as cluster, cluster.session() as session:
+        with (
+            Cluster.from_topology(self.document) as cluster,
+            cluster.session() as session,
+        ):
             assert session.get(User, self.ids[0])
 
 
@@ -151,7 +157,8 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walks]:
         ("changed_object", 245),
         ("enqueued", 122),
         ("worker", 1940),
-        ("opened", 545),
+        ("engines", 352),
+        ("opened", 515),
     ],
 )
 @pytest.mark.usefixtures("no_listeners")
