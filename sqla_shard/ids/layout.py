@@ -323,6 +323,16 @@ def part_of(name: str, value: Any, highest: int) -> int:
     return int(value)
 
 
+def ids_in(name: str, ids: Any) -> list[Any]:
+    """Return the ids that a function is given, which are not checked.
+
+    :raises InvalidIdError: for a single value instead of a list.
+    """
+    if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
+        raise invalid_id_error(f"{name} takes a list of ids, not {{}}", ids)
+    return list(ids)
+
+
 def invalid_id_error(text: str, value: Any) -> InvalidIdError:
     """Return an error; ``{}`` in the text is the value."""
     from sqla_shard.exc import InvalidIdError

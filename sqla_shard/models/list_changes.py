@@ -17,6 +17,7 @@ from sqla_shard.exc import (
     SequenceExhaustedError,
     StaleNeighbourError,
 )
+from sqla_shard.ids.layout import ids_in, invalid_id_error
 from sqla_shard.models.inverse_mapping import write_inverse
 from sqla_shard.models.list_pages import position, PositionKey
 from sqla_shard.models.list_positions import (
@@ -55,7 +56,9 @@ def append(rows: List, target_id: int) -> bool:
 
 def append_many(rows: List, target_ids: Iterable[int]) -> list[int]:
     """Add targets to the top of the list; return the added targets."""
-    wanted = list(dict.fromkeys(map(rows.readable, target_ids)))
+    wanted = list(
+        dict.fromkeys(map(rows.readable, ids_in("append_many()", target_ids)))
+    )
     if not wanted:
         return []
     statements = rows.statements
@@ -100,6 +103,10 @@ def put_many(rows: List, sequences: Mapping[int, int]) -> list[int]:
     :param rows: the list, invalidated in the cache.
     :param sequences: the positions by target.
     """
+    if not isinstance(sequences, Mapping):
+        raise invalid_id_error(
+            "put_many() takes a dict of positions by target, not {}", sequences
+        )
     changed = []
     wanted = [rows.readable(target_id) for target_id in sequences]
     for part, ids in rows.grouped(wanted):

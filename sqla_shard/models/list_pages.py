@@ -27,6 +27,7 @@ from sqlalchemy.orm import aliased
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqla_shard.exc import InvalidBookmarkError, InvalidIdError, InvalidSequenceError
+from sqla_shard.ids.layout import ids_in
 from sqla_shard.models.list_positions import reach, STEP
 from sqla_shard.models.mapping_list import (
     cached_count,
@@ -200,7 +201,9 @@ def position(rows: List, target_id: int) -> int | None:
 
 def contains(rows: List, target_ids: Iterable[int]) -> set[int]:
     """Return the targets that are in the list."""
-    wanted = list(dict.fromkeys(map(rows.check_target, target_ids)))
+    wanted = list(
+        dict.fromkeys(map(rows.check_target, ids_in("contains()", target_ids)))
+    )
     cached = cached_rows([rows]).get(rows.source_id)
     if cached is not None:
         with suppress(NotCached):
@@ -636,7 +639,7 @@ def first_pages(
 ) -> dict[int, Page[Any]]:
     """Return the newest rows of each list."""
     check_limit(limit)
-    lists = {source_id: list_of(cls, session, source_id) for source_id in source_ids}
+    lists = {i: list_of(cls, session, i) for i in ids_in("pages()", source_ids)}
     if statements_of(cls).definition.spread > 1:
         return {i: page(rows, limit, None, True) for i, rows in lists.items()}
     pages: dict[int, Page[Any]] = {}

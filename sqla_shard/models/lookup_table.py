@@ -601,7 +601,8 @@ def resolve_many(
     table: LookupAccess, keys: Iterable[str], timeout: float | None = None
 ) -> dict[str, int]:
     """Return the ids of the objects with the given keys, by key."""
-    if isinstance(keys, str):  # whose letters would be keys without a row
+    # The letters of a text would be keys without a row.
+    if isinstance(keys, str) or not hasattr(keys, "__iter__"):
         raise InvalidKeyError(key=keys, reason="resolve_many() takes a list of keys")
     forms = {key: table.forms(key) for key in keys}
     texts = dict.fromkeys(form.text for given in forms.values() for form in given)

@@ -213,6 +213,8 @@ class Getter:
         place = self.place(session.places, (object_id,))
         found = session.identity_map.get((self._identity, (object_id,), None))
         if found is None or (state := instance_state(found)).expired:
+            if found is not None and not isinstance(found, self._class):
+                return None
             try:
                 if found is not None and _repeats_options(state):
                     again = partial(Session.get, session)
@@ -242,11 +244,13 @@ class Getter:
                 found = read.get(object_id)
                 if found is not None or (object_id in read and not session.new):
                     return found
+        # The class of the object may have more columns.
+        getter = self if expired is None else getter_of(type(expired))
         # Python recognizes inactive objects faster than the server, which
         # would have to parse the blob.
         return (
             session.scalars(
-                self._one,
+                getter._one,
                 {_ID: object_id},
                 bind_arguments={"place": place},
                 execution_options=_SHOW_ALL,
@@ -305,7 +309,7 @@ class Getter:
         place = self.place(session.places, (object_id,))
         given = kwargs.get("bind_arguments") or {}
         named = given.get("shard_id")
-        if named not in (None, place.shard_id):
+        if named is not None and (type(named) is not int or named != place.shard_id):
             raise UnsupportedStatementError(
                 f"bind_arguments name shard {named!r}, but {self._name} "
                 f"{object_id} is on shard {place.shard_id}, which its id "
@@ -356,12 +360,20 @@ class Getter:
                 state = instance_state(held)
                 if not state.expired:
                     found[object_id] = held
-                elif not options and _repeats_options(state):
-                    alike = state.load_path.path, state.load_options
+                elif not options and (
+                    _repeats_options(state)
+                    # Its class may have more columns; cached rows have them all.
+                    or (
+                        type(held) is not self._class
+                        and usable_cache(session, self._table) is None
+                    )
+                ):
+                    alike = type(held), state.load_path.path, state.load_options
                     expired.setdefault(alike, {})[object_id] = held
             for those in expired.values():
                 (one, *_) = those.values()
-                again = private.refreshing(self._many, instance_state(one))
+                again = getter_of(type(one))._many
+                again = private.refreshing(again, instance_state(one))
                 some = IdSlot([*those], type_id, self._layout, whole=False)
                 found |= dict.fromkeys(those)
                 found |= self._read_many(session, some, those, again, execution_options)

@@ -51,6 +51,7 @@ from sqla_shard.exc import (
     UnsupportedStatementError,
 )
 from sqla_shard.exc.base import summary
+from sqla_shard.ids.layout import ids_in
 from sqla_shard.planning import keyspace_of, route, spec_of
 from sqla_shard.session.commit import (
     check_write,
@@ -629,7 +630,7 @@ class ShardSession(ShardedSession):
         :returns: a list in the order of the ids, with None for each id that
             has no row.
         :raises InvalidIdError: if a value is not an id, or is an id of
-            another class.
+            another class; for a single id.
         """
         getter = getter_of(entity)
         if not getter.by_id:
@@ -639,7 +640,7 @@ class ShardSession(ShardedSession):
                 construct="get_many()",
             )
         found: list[T | None] = getter.get_many(
-            self, list(ids), options, execution_options or {}
+            self, ids_in("get_many()", ids), options, execution_options or {}
         )
         return found
 

@@ -191,8 +191,9 @@ class Reading(Suite):
             UserEmail.resolve(session, key)
         with pytest.raises(exc.InvalidKeyError):
             UserEmail.resolve_many(session, ["you@x.org", key])
-        with pytest.raises(exc.InvalidKeyError, match="a list of keys"):
-            UserEmail.resolve_many(session, "you@x.org")
+        for wrong in ("you@x.org", None, 5):
+            with pytest.raises(exc.InvalidKeyError, match="a list of keys"):
+                UserEmail.resolve_many(session, wrong)
 
     def test_a_claim_has_no_target(self, cluster, mark):
         claim = cluster.run(UserName.claim, mark)

@@ -92,6 +92,16 @@ class Appending(Changes):
             BoardHasPins.put_many(
                 session, board, {five[0]: 1, pins(1)[0]: MAX_SEQUENCE + 1}
             )
+        with pytest.raises(exc.InvalidIdError, match="a dict of positions"):
+            BoardHasPins.put_many(session, board, five)
+
+    def test_what_is_no_list_is_refused(self, session, board, five):
+        for wrong in (None, five[0], "", object()):
+            for read in (BoardHasPins.contains, BoardHasPins.append_many):
+                with pytest.raises(exc.InvalidIdError, match="takes a list of ids"):
+                    read(session, board, wrong)
+            with pytest.raises(exc.InvalidIdError, match="takes a list of ids"):
+                BoardHasPins.pages(session, wrong)
 
     def test_a_row_stays_on_the_shard_of_its_source(self, session, board, five):
         shard, *others = unpack(board)

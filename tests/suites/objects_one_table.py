@@ -18,6 +18,7 @@ from sqlalchemy import (
     create_engine,
     delete,
     Engine,
+    event,
     ForeignKey,
     func,
     insert,
@@ -425,6 +426,37 @@ class OneTableSuite(Suite):
             return found
 
         same(script)
+
+    def test_expired_objects(self, same):
+        """A read of one by a class above its own reads all of its columns."""
+
+        def script(world: World) -> Any:
+            found = []
+            reads = []
+            with world.new() as session:
+                event.listen(session, "do_orm_execute", reads.append)
+                held = [world.get(session, name) for name in NAMES]
+                for name in NAMES:
+                    for cls in (world.Item, world.Novel):
+                        shown(held)
+                        session.expire_all()
+                        reads.clear()
+                        one = world.get(session, name, cls)
+                        found.append([shown(one), len(reads)])
+            return found
+
+        same(script)
+
+    def test_several_expired_objects(self, ours):
+        ids = [*ours.ids.values(), *World("", ours.new).ids.values()]
+        reads = []
+        with ours.new() as session:
+            held = [session.get(Item, one) for one in ids]
+            session.expire_all()
+            event.listen(session, "do_orm_execute", reads.append)
+            assert session.get_many(Item, ids) == held
+            shown(held)
+            assert len(reads) == len(NAMES)  # one of each class
 
     def test_changes(self, same):
         def script(world: World) -> Any:

@@ -159,9 +159,9 @@ class Get(Reading):
         if is_loaded:
             found = session.get(Pin, object_id, bind_arguments=given)
             assert found.id == object_id
-        other = {"shard_id": shard_id ^ 1}
-        with pytest.raises(exc.UnsupportedStatementError, match="its id"):
-            session.get(Pin, object_id, bind_arguments=other)
+        for other in (shard_id ^ 1, float(shard_id), bool(shard_id), str(shard_id)):
+            with pytest.raises(exc.UnsupportedStatementError, match="its id"):
+                session.get(Pin, object_id, bind_arguments={"shard_id": other})
 
 
 class GetMany(Reading):
@@ -218,6 +218,9 @@ class GetMany(Reading):
 
     def test_nothing(self, session, log):
         assert session.get_many(Pin, []) == []
+        for wrong in (None, 5, "", b"ab", object()):
+            with pytest.raises(exc.InvalidIdError, match="takes a list of ids"):
+                session.get_many(Pin, wrong)
         assert log.executions == ()
 
     @pytest.mark.parametrize(
