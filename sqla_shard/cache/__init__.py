@@ -36,7 +36,7 @@ from sqla_shard.cache.regions import (
     Region,
     store_of,
 )
-from sqla_shard.cache.stores import Found, MemoryStore, State, Store
+from sqla_shard.cache.stores import Found, KeyState, MemoryStore, Store
 from sqla_shard.cache.stores.redis import RedisStore
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ __all__ = [
     "ClassStats",
     "Counts",
     "Found",
+    "KeyState",
     "MemcachedStore",
     "MemoryStore",
     "RedisStore",
     "Region",
     "RegionStats",
-    "State",
     "Store",
     "Times",
     "Tombstones",

@@ -27,7 +27,7 @@ from secrets import token_bytes
 from time import monotonic, perf_counter
 from typing import Any, Protocol, TypeVar
 
-from sqla_shard.cache.stores import Found, State, Store
+from sqla_shard.cache.stores import Found, KeyState, Store
 from sqla_shard.exc.base import summary
 from sqla_shard.outbox.tables import TOKEN_BYTES
 from sqla_shard.util.logs import careful_log
@@ -163,8 +163,8 @@ class CacheCounters:
             states = [one.state for one in found.values()]
             # Without leases a store does not return the reason.
             why = "blocked" if leases else "unfillable"
-            counts[why] = states.count(State.BLOCKED)
-            counts["errors"] = states.count(State.LOST)
+            counts[why] = states.count(KeyState.BLOCKED)
+            counts["errors"] = states.count(KeyState.LOST)
         self.add(**counts)
 
     def count_fill(
@@ -373,11 +373,11 @@ class _CacheReading:
 
     def read_missing(self, found: Mapping[str, Found], read: dict[str, Any]) -> None:
         """Add the values of keys that were missing or could not be decoded."""
-        busy = [key for key, one in found.items() if one.state is State.BUSY]
+        busy = [key for key, one in found.items() if one.state is KeyState.BUSY]
         absent = [
             key
             for key, one in found.items()
-            if key not in read and one.state is not State.BUSY
+            if key not in read and one.state is not KeyState.BUSY
         ]
         if absent:
             read.update(self.load(absent, found))
@@ -395,7 +395,7 @@ class _CacheReading:
     def decode(self, found: Mapping[str, Found]) -> dict[str, Any]:
         """Return the decoded values; remove those that cannot be decoded."""
         values = {
-            key: one.value for key, one in found.items() if one.state is State.VALUE
+            key: one.value for key, one in found.items() if one.state is KeyState.VALUE
         }
         read = self._decode(values)
         if len(read) < len(values):
@@ -460,11 +460,11 @@ class _CacheReading:
             lease = self.lease if self.still() else 0
             found = self.store.fetch(left, lease)
             read.update(self.decode(found))
-            left = [key for key in left if found[key].state is State.BUSY]
+            left = [key for key in left if found[key].state is KeyState.BUSY]
             mine = [
                 key
                 for key, one in found.items()
-                if key not in read and one.state is not State.BUSY
+                if key not in read and one.state is not KeyState.BUSY
             ]
             if mine:
                 read.update(self.load(mine, found))

@@ -30,7 +30,7 @@ from sqlalchemy.pool import NullPool
 from sqla_shard.cache.columns import Columns, dump, parse_many, place_of, RowChecks
 from sqla_shard.cache.protocol import CacheCounters, discard, read_through, Source
 from sqla_shard.cache.regions import Region
-from sqla_shard.cache.stores import sleep_of, State, Store, store_of
+from sqla_shard.cache.stores import KeyState, sleep_of, Store, store_of
 from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ConcurrentUseError
@@ -639,13 +639,13 @@ class _Objects(PartSource[ObjectCache]):
         unreadable = [
             name
             for name, one in found.items()
-            if one.state is State.VALUE and name not in tokens
+            if one.state is KeyState.VALUE and name not in tokens
         ]
         discard(store, unreadable)
         new = {
             name: (one.lease, token_hex(8).encode("ascii"))
             for name, one in found.items()
-            if one.state is State.LEASED
+            if one.state is KeyState.LEASED
         }
         if new:
             for name in store.fill(new, times.expire):

@@ -32,7 +32,12 @@ from typing import Annotated, Any, Generic, TypeVar
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.cluster.event_loops import AsyncShardSession
 from sqla_shard.exc import ExtensionSetupError, InvalidIdError, MissingExtraError
-from sqla_shard.ext.responses import answer_to, ANSWERS, health_status, losses_logged
+from sqla_shard.ext.responses import (
+    ERROR_RESPONSES,
+    health_status,
+    losses_logged,
+    response_to,
+)
 from sqla_shard.models import ObjectMixin
 from sqla_shard.session import ShardSession
 from sqla_shard.topology import Topology
@@ -133,7 +138,7 @@ def add_cluster(
             await opened.aclose()
 
     app.router.lifespan_context = lifespan
-    for kind in ANSWERS:
+    for kind in ERROR_RESPONSES:
         app.exception_handlers.setdefault(kind, _respond)
     if health is not None:
         _add_route(app, health, _health)
@@ -330,14 +335,14 @@ class PageOf(BaseModel, Generic[T]):
 # -- responses ------------------------------------------------------------------
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    answer.status: {} for answer in ANSWERS.values()
+    answer.status: {} for answer in ERROR_RESPONSES.values()
 }
 """The statuses of errors, for OpenAPI: ``FastAPI(responses=RESPONSES)``."""
 
 
 async def _respond(request: HTTPConnection, error: Exception) -> Response | None:
     """Handle an error as the application handles its own ``HTTPException``."""
-    status, retry_after = answer_to(error)
+    status, retry_after = response_to(error)
     if (
         isinstance(request, WebSocket)
         and request.application_state is WebSocketState.CONNECTED

@@ -101,7 +101,12 @@ except ImportError as error:
 
 from sqla_shard.ext.flask_commands import EXTENSION, shard_commands
 from sqla_shard.ext.flask_pagination import count_rows, page_argument, Pagination
-from sqla_shard.ext.responses import answer_to, ANSWERS, health_status, losses_logged
+from sqla_shard.ext.responses import (
+    ERROR_RESPONSES,
+    health_status,
+    losses_logged,
+    response_to,
+)
 
 if TYPE_CHECKING:
     from sqla_shard.cache import Cached
@@ -115,12 +120,12 @@ def register_errors(app: Flask) -> None:
     Handlers that the application registers later for the same errors take
     precedence.  Its handlers for the statuses render the pages.
     """
-    for kind in ANSWERS:
+    for kind in ERROR_RESPONSES:
         app.register_error_handler(kind, _answer)
 
 
 def _answer(error: Exception) -> ResponseReturnValue:
-    status, retry_after = answer_to(error)
+    status, retry_after = response_to(error)
     response: Any = default_exceptions[status]()
     if retry_after is not None:
         response.retry_after = retry_after

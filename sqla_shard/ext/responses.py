@@ -64,12 +64,18 @@ from sqla_shard.exc import (
 from sqla_shard.exc.base import summary
 from sqla_shard.util.logs import careful_log
 
-__all__ = ["ANSWERS", "Answer", "answer_to", "health_status", "losses_logged"]
+__all__ = [
+    "ERROR_RESPONSES",
+    "ErrorResponse",
+    "health_status",
+    "losses_logged",
+    "response_to",
+]
 
 _log = careful_log(__name__)
 
 
-class Answer(NamedTuple):
+class ErrorResponse(NamedTuple):
     """The response to an error.
 
     :ivar retry_after: seconds after which a client may repeat the request;
@@ -80,23 +86,23 @@ class Answer(NamedTuple):
     retry_after: int | None = None
 
 
-_REPEATABLE = Answer(503, retry_after=5)
+_REPEATABLE = ErrorResponse(503, retry_after=5)
 
 #: By class of error; a subclass has its own or the nearest.
-ANSWERS: dict[type[Exception], Answer] = {
-    BlobValueError: Answer(400),
-    InvalidBookmarkError: Answer(400),
-    InvalidIdError: Answer(400),
-    InvalidKeyError: Answer(400),
-    ScatterLimitError: Answer(400),
-    UnknownShardError: Answer(404),
-    ClaimLostError: Answer(409),
-    KeyNotHeldError: Answer(409),
-    KeyTakenError: Answer(409),
-    KeyUsedError: Answer(409),
-    StaleDataError: Answer(409),
-    StaleListError: Answer(409),
-    BlobTooLargeError: Answer(413),
+ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
+    BlobValueError: ErrorResponse(400),
+    InvalidBookmarkError: ErrorResponse(400),
+    InvalidIdError: ErrorResponse(400),
+    InvalidKeyError: ErrorResponse(400),
+    ScatterLimitError: ErrorResponse(400),
+    UnknownShardError: ErrorResponse(404),
+    ClaimLostError: ErrorResponse(409),
+    KeyNotHeldError: ErrorResponse(409),
+    KeyTakenError: ErrorResponse(409),
+    KeyUsedError: ErrorResponse(409),
+    StaleDataError: ErrorResponse(409),
+    StaleListError: ErrorResponse(409),
+    BlobTooLargeError: ErrorResponse(413),
     ClusterClosedError: _REPEATABLE,
     OperationalError: _REPEATABLE,
     RetriesExhaustedError: _REPEATABLE,
@@ -108,9 +114,9 @@ ANSWERS: dict[type[Exception], Answer] = {
     ShardMissingError: _REPEATABLE,
     ShardMovedError: _REPEATABLE,
     TimeoutError: _REPEATABLE,
-    CommitUnknownError: Answer(503),
-    KeyPendingError: Answer(503),
-    PartialCommitError: Answer(503),
+    CommitUnknownError: ErrorResponse(503),
+    KeyPendingError: ErrorResponse(503),
+    PartialCommitError: ErrorResponse(503),
 }
 
 
@@ -126,15 +132,15 @@ def _lost(error: BaseException | None) -> bool:
     )
 
 
-def answer_to(error: Exception) -> Answer:
+def response_to(error: Exception) -> ErrorResponse:
     """Return the response to an error, and log one with status 404 or 503.
 
-    :param error: of a class in :data:`ANSWERS`.
+    :param error: of a class in :data:`ERROR_RESPONSES`.
     :raises OperationalError: the error itself, if the connection is intact and
         no other transaction is the cause: MySQL drivers raise it for unknown
         columns, too, which are a bug of the application.
     """
-    kind = next(kind for kind in type(error).__mro__ if kind in ANSWERS)
+    kind = next(kind for kind in type(error).__mro__ if kind in ERROR_RESPONSES)
     if (
         kind is OperationalError
         and isinstance(error, OperationalError)
@@ -142,7 +148,7 @@ def answer_to(error: Exception) -> Answer:
         and not _lost(error.orig)
     ):
         raise error
-    answer = ANSWERS[kind]
+    answer = ERROR_RESPONSES[kind]
     if answer.status == 404:
         # Perhaps the topology of this process is too old.
         _log.warning("a request failed: %s", summary(error), extra={"action": "answer"})

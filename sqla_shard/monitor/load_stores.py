@@ -23,7 +23,7 @@ from secrets import token_bytes
 from time import time
 from typing import Any, Protocol, TYPE_CHECKING
 
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import KeyState
 from sqla_shard.exc import OptionError
 from sqla_shard.monitor.load import LoadMeter, LoadSnapshot
 from sqla_shard.util.files import replace_file
@@ -197,7 +197,7 @@ class LoadCache:
         :raises OSError: if a server does not respond.
         """
         found = self._store.fetch(self._keys, lease=0)
-        if any(one.state is State.LOST for one in found.values()):
+        if any(one.state is KeyState.LOST for one in found.values()):
             raise OSError(
                 "the load of some processes cannot be read: servers of the "
                 "cache do not respond"

@@ -101,7 +101,7 @@ class UnfinishedError(InDoubtError):
     """Raised if another command is run than the interrupted one."""
 
 
-class Sent(NamedTuple):
+class SentStatement(NamedTuple):
     """A statement that the code of a revision has sent.
 
     :ivar text: the beginning of the statement and its parameters.
@@ -123,7 +123,7 @@ class FirstSent(NamedTuple):
     """
 
     server: tuple[Any, ...]
-    statements: list[Sent]
+    statements: list[SentStatement]
 
 
 class Journal:
@@ -173,7 +173,7 @@ class Journal:
         self._names: set[str] | None = None
         self._rolls_back: bool | None = None
         self._first: FirstSent | None = None
-        self._comparable: list[Sent] = []
+        self._comparable: list[SentStatement] = []
         self._may_differ = self._is_resumed = False
 
     def enter(self, database: str) -> None:
@@ -265,7 +265,7 @@ class Journal:
         if self._number < len(self._skipped):
             raise self._changed(self._skipped[self._number])
         if not self._may_differ:
-            self._compare(Sent("no statement", b""))
+            self._compare(SentStatement("no statement", b""))
 
     def differ(self) -> None:
         """Note that what follows may be another statement on another shard."""
@@ -531,13 +531,13 @@ class Journal:
             raise Interrupted
         return number
 
-    def _sent(self, statement: str, parameters: Any) -> Sent:
+    def _sent(self, statement: str, parameters: Any) -> SentStatement:
         values = repr(_with_repr(parameters))
         whole = f"{statement}\n{values}".replace(self._database, _DATABASE)
         digest = sha256(whole.encode("utf-8", "surrogatepass")).digest()
-        return Sent(one_line(f"{statement} {values}"), digest)
+        return SentStatement(one_line(f"{statement} {values}"), digest)
 
-    def _compare(self, sent: Sent) -> None:
+    def _compare(self, sent: SentStatement) -> None:
         """Compare a statement with that of the first shard.
 
         :raises SchemaError: if it is another one.

@@ -9,7 +9,7 @@ from typing import Any
 
 from pymemcache import HashClient, PooledClient
 
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import KeyState
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.testing.programs import find_memcached, MISSING_MEMCACHED
 from tests.benchmarks.timing import compare, show
@@ -24,7 +24,7 @@ def _keys(prefix: str) -> list[str]:
 
 def _read_and_fill(store: MemcachedStore, keys: list[str]) -> None:
     found = store.fetch(keys, 30)
-    assert {one.state for one in found.values()} == {State.LEASED}
+    assert {one.state for one in found.values()} == {KeyState.LEASED}
     filled = {key: (one.lease, _VALUE) for key, one in found.items()}
     assert len(store.fill(filled, 3600)) == len(keys)
 

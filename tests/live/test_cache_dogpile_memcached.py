@@ -20,7 +20,7 @@ from dogpile.testing.fixtures import (
 
 from sqla_shard import exc
 from sqla_shard.cache.regions import BACKEND, open_region
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import KeyState
 from sqla_shard.cache.stores.dogpile import MemcachedBackend
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.memcached import command, nodes
@@ -158,7 +158,7 @@ def test_the_store_and_the_region_do_not_meet(region):
     assert region.get("k") == "of the region"
     assert store.block(["k"], b"x" * 16, 10) == set()
     region.set("k", "new")
-    assert state(store, "k") is State.BLOCKED
+    assert state(store, "k") is KeyState.BLOCKED
     assert store.unblock(["k"], b"x" * 16) == set()
     region.delete("k")
     leased(store, ["k"])
@@ -278,7 +278,7 @@ def test_a_node_that_fails_is_a_miss_and_no_error(fault):
         assert region.get_or_create_multi(["k"], lambda key: [key]) == ["k"]
         for _ in range(50):
             fetched = region.backend.store.fetch(["k"], 5)
-            assert fetched["k"].state is State.LOST
+            assert fetched["k"].state is KeyState.LOST
         assert monotonic() - start < 4 * TIMEOUT + SLACK
         if fault == "paused":
             servers[0].resume()

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import KeyState
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.testing import MemcachedServer
 from sqla_shard.testing.local_server import free_port, wait_until
@@ -82,7 +82,7 @@ def test_the_other_nodes_go_on(fault):
                 found = states(store.fetch(keys, 30))
             for key in keys:
                 lost = store.node_of(key) == name
-                assert found[key] is (State.LOST if lost else State.VALUE)
+                assert found[key] is (KeyState.LOST if lost else KeyState.VALUE)
         shares = [sum(store.node_of(k) == s.address for k in keys) for s in servers]
         assert min(shares) > 5, shares
 
@@ -98,7 +98,7 @@ def test_all_nodes_hung_cost_little_more_than_one():
             server.pause()
         with within(2.0):
             found = store.fetch(keys, 30)
-        assert set(states(found).values()) == {State.LOST}
+        assert set(states(found).values()) == {KeyState.LOST}
 
 
 def _number(store, key):
@@ -120,7 +120,7 @@ def test_a_lease_of_an_earlier_life_is_of_no_use(server):
         new = leased(other, ["a"])["a"]
         assert _number(other, "a") == number
         # A connection of the new life is open, and waits for work.
-        assert state(store, "b") is State.LEASED
+        assert state(store, "b") is KeyState.LEASED
         assert store.fill({"a": (old, b"old")}, 60) == set()
         assert other.fill({"a": (new, b"new")}, 60) == {"a"}
 
@@ -157,14 +157,14 @@ def test_a_node_without_numbers_of_items_gives_no_leases():
         grow_old(server)
         with connected([server], timeout=5.0) as store:
             for _ in range(2):
-                assert state(store, "a") is not State.LEASED
+                assert state(store, "a") is not KeyState.LEASED
             assert store.block(["a"], token(), 5) == {"a"}
 
 
 def test_a_lease_that_was_paused_for_too_long(server):
     with connected([server], timeout=5.0) as store:
         old = leased(store, ["a"], lease=1)["a"]
-        assert wait_until(lambda: state(store, "a") is State.LEASED, seconds=SECONDS)
+        assert wait_until(lambda: state(store, "a") is KeyState.LEASED, seconds=SECONDS)
         assert store.fill({"a": (old, b"old")}, 60) == set()
 
 
@@ -179,12 +179,12 @@ def test_no_memory_is_no_error():
                 seen.add(one.state)
                 if one.lease:
                     store.fill({key: (one.lease, b"x" * 20_000)}, 60)
-            assert State.LEASED in seen
-            assert State.LOST not in seen
+            assert KeyState.LEASED in seen
+            assert KeyState.LOST not in seen
             failed = store.block([f"b{i}" for i in range(400)], token(), 5)
             found = states(store.fetch([f"b{i}" for i in range(400)], 30))
             for key, what in found.items():
-                assert what is State.BLOCKED or key in failed
+                assert what is KeyState.BLOCKED or key in failed
 
 
 def test_a_unix_socket(tmp_path):
@@ -198,7 +198,7 @@ def test_a_unix_socket(tmp_path):
         store = MemcachedStore([path], timeout=5.0)
         with contextlib.closing(store):
             put(store, "a", b"1")
-            assert state(store, "a") is State.VALUE
+            assert state(store, "a") is KeyState.VALUE
         thread.join(60)
 
 
@@ -221,28 +221,28 @@ def _copy(source, target):
 def test_a_child_process_has_no_copy_of_a_connection(server, tmp_path):
     """Not even of one that a thread of its parent uses at the fork."""
     with connected([server]) as store:
-        assert state(store, "a") is State.LEASED
+        assert state(store, "a") is KeyState.LEASED
         (node,) = store._nodes
         waiting = node.begin(["nothing"])
         assert waiting is not None
-        assert state(store, "b") is State.LEASED
+        assert state(store, "b") is KeyState.LEASED
         assert count_sockets_to(server.port) == 2
 
         def child():
             assert count_sockets_to(server.port) == 0
-            assert state(store, "c") is State.LEASED
+            assert state(store, "c") is KeyState.LEASED
 
         in_child(child, tmp_path)
         answer = node.finish(waiting, lambda one: one.read_get(["nothing"]))
         assert answer == {}
-        assert state(store, "d") is State.LEASED
+        assert state(store, "d") is KeyState.LEASED
         assert count_sockets_to(server.port) == 2
 
 
 def test_no_listeners():
     store = MemcachedStore([f"127.0.0.1:{free_port()}"], timeout=TIMEOUT)
     with within(TIMEOUT):
-        assert state(store, "a") is State.LOST
+        assert state(store, "a") is KeyState.LOST
     store.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import KeyState
 from sqla_shard.cache.stores.redis import RedisStore
 from sqla_shard.testing.local_server import free_port, wait_until
 from tests.servers.following import in_child
@@ -86,17 +86,17 @@ def test_old_values_that_are_back_are_not_served(how):
         server.start()
         assert client.get("sqla_shard:a").endswith(b"old")
         found = states(store.fetch("abc", 30))
-        assert set(found.values()) == {State.BLOCKED}
+        assert set(found.values()) == {KeyState.BLOCKED}
         assert store.fill({"b": (stale, b"old")}, 60) == set()
         # Nor when it has been up for long.
         grow_old(server)
         found = states(store.fetch("ab", 30))
-        assert found == {"a": State.LEASED, "b": State.LEASED}
+        assert found == {"a": KeyState.LEASED, "b": KeyState.LEASED}
         assert store.fill({"b": (stale, b"old")}, 60) == set()
         # A tombstone is one in any life.
-        assert state(store, "c") is State.BLOCKED
+        assert state(store, "c") is KeyState.BLOCKED
         assert store.unblock("abc", ours) == set()
-        assert state(store, "c") is State.LEASED
+        assert state(store, "c") is KeyState.LEASED
 
 
 def test_a_replica_serves_nothing_and_promises_nothing(server):
@@ -107,16 +107,16 @@ def test_a_replica_serves_nothing_and_promises_nothing(server):
             assert wait_until(
                 lambda: client.get("sqla_shard:a") is not None, seconds=SECONDS
             )
-            assert state(behind, "a") is State.BLOCKED
+            assert state(behind, "a") is KeyState.BLOCKED
             assert behind.block(["a"], token(), 5) == {"a"}
             assert behind.unblock(["a"], token()) == {"a"}
             assert behind.failures == 0
             # Once promoted it has to wait as one that was started.
             client.replicaof("no", "one")
             assert wait_until(lambda: client.role()[0] == b"master", seconds=SECONDS)
-            assert state(behind, "a") is State.BLOCKED
+            assert state(behind, "a") is KeyState.BLOCKED
             grow_old(other)
-            assert state(behind, "a") is State.LEASED
+            assert state(behind, "a") is KeyState.LEASED
 
 
 def test_no_memory_is_no_error():
@@ -134,16 +134,16 @@ def test_no_memory_is_no_error():
         # Of the application, which shares the server.
         client.set("other", b"x" * 3_000_000)
         client.config_set("maxmemory", "2mb")
-        assert state(store, "a0") is State.VALUE
-        assert state(store, "new") is State.BLOCKED
+        assert state(store, "a0") is KeyState.VALUE
+        assert state(store, "new") is KeyState.BLOCKED
         assert store.fill({"lease": (lease, b"1")}, 60) == set()
         assert store.block(["a1"], ours, 5) == {"a1"}
         # No tombstone, but no value either.
-        assert state(store, "a1") is State.BLOCKED
+        assert state(store, "a1") is KeyState.BLOCKED
         assert store.unblock(["a2"], ours) == set()
-        assert state(store, "a2") is State.BLOCKED
+        assert state(store, "a2") is KeyState.BLOCKED
         assert store.unblock(["both"], ours) == {"both"}
-        assert state(store, "both") is State.BLOCKED
+        assert state(store, "both") is KeyState.BLOCKED
         assert store.failures == 0
 
 
@@ -154,13 +154,13 @@ def test_a_server_that_forgets_its_guard_gives_no_leases(policy):
         connected(server, timeout=5.0) as store,
         client_of(server) as client,
     ):
-        assert state(store, "before") is State.LEASED
+        assert state(store, "before") is KeyState.LEASED
         for number in range(3000):
             client.set(f"other:{number}", b"x" * 10_000, ex=60)
         # Or the next question may make it forget the guard after all.
         client.config_set("maxmemory", "64mb")
         kept = client.get("sqla_shard: guard") is not None
-        expected = State.LEASED if kept else State.BLOCKED
+        expected = KeyState.LEASED if kept else KeyState.BLOCKED
         assert state(store, "after") is expected
         assert kept or policy != "volatile-lru"
 
@@ -172,7 +172,7 @@ def test_a_server_that_forbids_what_is_needed(server, caplog):
         )
     with redis.Redis(port=server.port, username="app", password="secret") as client:
         store = RedisStore(client, timeout=5.0)
-        assert state(store, "a") is State.LOST
+        assert state(store, "a") is KeyState.LOST
         assert "can't run this command" in caplog.text
         store.close()
 
@@ -180,21 +180,21 @@ def test_a_server_that_forbids_what_is_needed(server, caplog):
 def test_a_child_process_has_no_copy_of_a_connection(server, tmp_path):
     """Not even of one that a thread of its parent uses at the fork."""
     with connected(server) as store:
-        assert state(store, "a") is State.LEASED
+        assert state(store, "a") is KeyState.LEASED
         waiting = store._client.connection_pool.get_connection()
         assert count_sockets_to(server.port) == 1
-        assert state(store, "b") is State.LEASED
+        assert state(store, "b") is KeyState.LEASED
         assert count_sockets_to(server.port) == 2
 
         def child():
             assert count_sockets_to(server.port) == 0
-            assert state(store, "c") is State.LEASED
+            assert state(store, "c") is KeyState.LEASED
 
         in_child(child, tmp_path)
         waiting.send_command("PING")
         assert waiting.read_response() == b"PONG"
         store._client.connection_pool.release(waiting)
-        assert state(store, "d") is State.LEASED
+        assert state(store, "d") is KeyState.LEASED
         assert count_sockets_to(server.port) == 2
 
 
@@ -202,7 +202,7 @@ def test_no_listeners():
     with redis.Redis(port=free_port()) as client:
         store = RedisStore(client, timeout=TIMEOUT)
         with within(TIMEOUT):
-            assert state(store, "a") is State.LOST
+            assert state(store, "a") is KeyState.LOST
 
 
 def test_clients_of_several_servers_are_refused():

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.cache.stores import MemoryStore, State
+from sqla_shard.cache.stores import KeyState, MemoryStore
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.exc import CommitUnknownError, ShardMissingError
 from sqla_shard.outbox.invalidations import drain, outbox_size
@@ -91,12 +91,12 @@ class TestNodes(Suite):
             for key in failed:
                 # That is the lie that ends now.
                 assert wait_until(
-                    lambda key=key: state(ours, key) is State.VALUE, seconds=SECONDS
+                    lambda key=key: state(ours, key) is KeyState.VALUE, seconds=SECONDS
                 )
             report = drain(cluster, {"r": ours})
             assert (report.removed, report.ok) == (len(failed), True)
             for key in failed:
-                assert state(ours, key) is State.LEASED
+                assert state(ours, key) is KeyState.LEASED
         assert rows(cluster) == []
 
     def test_a_node_that_was_killed(self, cluster, ids, servers):
@@ -121,7 +121,7 @@ class TestNodes(Suite):
     def test_responses_of_nodes(self, servers):
         with connected([one.address for one in servers]) as store:
             put(store, "a", b"1")
-            assert state(store, "a") is State.VALUE
+            assert state(store, "a") is KeyState.VALUE
             leased(store, ["b", "c", "d"])
             found = store.stats()
             assert [one.node for one in found] == [one.address for one in servers]

@@ -10,7 +10,7 @@ from sqlalchemy import event, update
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Cluster, operation
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import KeyState
 from sqla_shard.exc import (
     CachedWriteError,
     CommitUnknownError,
@@ -57,7 +57,7 @@ def kill(fleet: ServerFleet[Any], connection: Any) -> None:
     server_of(fleet, connection).root_execute(f"KILL {number}")
 
 
-def state_of(cluster: Cluster, user: int) -> State:
+def state_of(cluster: Cluster, user: int) -> KeyState:
     """Return the state of a key for a client that could fill it."""
     key = key_of(cluster, User, user)
     assert cluster.cache is not None
@@ -92,12 +92,12 @@ def test_a_connection_that_is_lost_at_commit(
         with pytest.raises(CommitUnknownError):
             session.commit()
     # It may be done yet: nothing is put there until the tombstone ends.
-    assert state_of(cluster, users[0]) is State.BLOCKED
+    assert state_of(cluster, users[0]) is KeyState.BLOCKED
     for _ in range(2):
         with sent() as statements:
             assert seen(cluster, User, users[0]).city == "Rome"
         assert len(statements) == 1
-    assert state_of(cluster, users[1]) is State.VALUE
+    assert state_of(cluster, users[1]) is KeyState.VALUE
 
 
 def test_half_of_a_commit(
@@ -127,7 +127,7 @@ def test_half_of_a_commit(
                 event.remove(engine, "commit", listen)
     cities = [seen(cluster, User, user).city for user in users]
     assert sorted(cities) == ["Oslo", "Rome"]
-    assert [state_of(cluster, user) for user in users] == [State.BLOCKED] * 2
+    assert [state_of(cluster, user) for user in users] == [KeyState.BLOCKED] * 2
 
 
 def test_a_server_that_is_fenced(
@@ -145,7 +145,7 @@ def test_a_server_that_is_fenced(
                 session.commit()
         finally:
             server.root_execute("SET GLOBAL read_only = 0")
-    assert state_of(cluster, users[0]) is State.LEASED
+    assert state_of(cluster, users[0]) is KeyState.LEASED
     for _ in range(2):
         assert seen(cluster, User, users[0]).city == "Rome"
     assert value_of(cluster, key_of(cluster, User, users[0]))
@@ -166,7 +166,7 @@ def test_a_listener_that_raises_at_commit(cluster: Cluster, users: list[int]) ->
         finally:
             event.remove(engine, "commit", fail)
     assert seen(cluster, User, users[0]).city == "Rome"
-    assert state_of(cluster, users[0]) in (State.BLOCKED, State.VALUE)
+    assert state_of(cluster, users[0]) in (KeyState.BLOCKED, KeyState.VALUE)
 
 
 def test_the_victim_of_a_deadlock(cluster: Cluster) -> None:

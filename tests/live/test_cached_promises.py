@@ -18,7 +18,7 @@ from sqlalchemy import event
 
 from sqla_shard import Cluster, no_cache, pack, unpack
 from sqla_shard.cache import cached_objects
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import KeyState
 from sqla_shard.exc import PartialCommitError
 from sqla_shard.outbox.invalidations import drain
 from sqla_shard.testing import MemcachedServer, Proxy
@@ -380,7 +380,7 @@ def test_a_server_that_is_lost_after_commit(
     # And put into the cache.
     store = cluster.cache.region("lists").store  # type: ignore[union-attr]  # there is one
     key = key_of(cluster, BoardHasPins, board)
-    assert store.fetch([key], 0)[key].state is State.VALUE
+    assert store.fetch([key], 0)[key].state is KeyState.VALUE
 
 
 # -- event loops
@@ -425,7 +425,7 @@ def filled(cluster: Cluster, user: int) -> None:
     pause = threading.Event()
     for _ in range(PATIENCE * 20):
         seen(cluster, User, user)
-        if store.fetch([key], 0)[key].state is State.VALUE:
+        if store.fetch([key], 0)[key].state is KeyState.VALUE:
             return
         pause.wait(0.05)
     pytest.fail("the tombstone does not end")

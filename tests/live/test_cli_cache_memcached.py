@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import KeyState
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.testing import MemcachedServer
 from tests.models.operation_models import SHARDS
@@ -68,7 +68,7 @@ def test_once(cluster, topology, ids, store, file):
     assert found.exit_code == 0, found.output
     (line,) = found.stdout.splitlines()
     assert line.endswith("30 removed, 0 left, 0 of unknown regions")
-    assert {state(store, key) for key in keys} == {State.LEASED}
+    assert {state(store, key) for key in keys} == {KeyState.LEASED}
     assert rows(cluster) == []
 
 

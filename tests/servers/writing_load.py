@@ -49,7 +49,6 @@ _CONTEXT.set_forkserver_preload(
     ]
 )
 _PATIENCE = 60.0
-_SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +98,8 @@ class Load:
         processes: int = 8,
         give_up: float = 30.0,
         prefix: str = "w",
-        pause: float = 0.005 if _SOAK else 0.02,
-        rest: float = 0.02 if _SOAK else 0.05,
+        pause: float = 0.02,
+        rest: float = 0.05,
     ) -> None:
         writers = writer if isinstance(writer, tuple) else (writer,)
         self._orders = [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import Found, State
+from sqla_shard.cache.stores import Found, KeyState
 from sqla_shard.testing.local_server import wait_until
 
 LARGEST = 1_000_000
@@ -32,18 +32,18 @@ class Harness:
         raise NotImplementedError
 
 
-def states(found: dict[str, Found]) -> dict[str, State]:
+def states(found: dict[str, Found]) -> dict[str, KeyState]:
     return {key: one.state for key, one in found.items()}
 
 
-def state(store: Any, key: str) -> State:
+def state(store: Any, key: str) -> KeyState:
     return store.fetch([key], 30)[key].state
 
 
 def leased(store: Any, keys: list[str], lease: int = 30) -> dict[str, Any]:
     """Return the leases of keys of which nothing is there."""
     found = store.fetch(keys, lease)
-    assert set(states(found).values()) == {State.LEASED}
+    assert set(states(found).values()) == {KeyState.LEASED}
     return {key: one.lease for key, one in found.items()}
 
 
@@ -70,7 +70,7 @@ class Values(Suite):
     )
     def test_stored_values_are_found(self, store, mark, value):
         put(store, mark, value)
-        assert store.fetch([mark], 30) == {mark: Found(State.VALUE, value)}
+        assert store.fetch([mark], 30) == {mark: Found(KeyState.VALUE, value)}
 
     def test_large_values(self, store, mark, rng):
         keys = [f"{mark}:{i}" for i in range(4)]
@@ -89,7 +89,7 @@ class Values(Suite):
         assert done == {small}
         assert store.fetch([small], 30)[small].value == b"1"
         # Later readers do not wait for the useless lease.
-        assert state(store, large) is State.LEASED
+        assert state(store, large) is KeyState.LEASED
 
     def test_many_keys_at_once(self, store, mark, rng):
         keys = [f"{mark}:{i}" for i in range(1000)]
@@ -102,16 +102,16 @@ class Values(Suite):
         found = store.fetch(keys, 30)
         assert set(found) == set(keys)
         for key, one in found.items():
-            assert one.state is (State.VALUE if key in done else State.BUSY)
+            assert one.state is (KeyState.VALUE if key in done else KeyState.BUSY)
             assert one.value == (values[key] if key in done else b"")
 
     def test_a_value_ends(self, harness, store, mark):
         put(store, mark, b"1", expire=1)
-        assert harness.until(lambda: state(store, mark) is State.LEASED)
+        assert harness.until(lambda: state(store, mark) is KeyState.LEASED)
 
     def test_a_key_may_be_requested_twice(self, store, mark):
         found = store.fetch([mark, mark], 30)
-        assert states(found) == {mark: State.LEASED}
+        assert states(found) == {mark: KeyState.LEASED}
 
     def test_no_keys(self, store):
         assert store.fetch([], 30) == {}
@@ -132,12 +132,12 @@ class Values(Suite):
             with pytest.raises(exc.CacheKeyError) as caught:
                 call()
             assert caught.value.key == key
-        assert state(store, mark) is State.VALUE
+        assert state(store, mark) is KeyState.VALUE
 
     def test_the_longest_key(self, store, mark):
         key = mark.ljust(250, "~")
         put(store, key, b"1")
-        assert state(store, key) is State.VALUE
+        assert state(store, key) is KeyState.VALUE
 
     @pytest.mark.parametrize("seconds", [0, -1, 2_592_001, 1.5, True, None])
     def test_times_that_cannot_be(self, store, mark, seconds):
@@ -150,14 +150,14 @@ class Values(Suite):
             with pytest.raises(exc.OptionError) as caught:
                 call()
             assert caught.value.option == option
-        assert state(store, mark) is State.LEASED
+        assert state(store, mark) is KeyState.LEASED
 
 
 class Leases(Suite):
     def test_nothing_is_leased_for_no_time(self, store, mark):
         for _ in range(2):
             found = store.fetch([mark], 0)
-            assert found == {mark: Found(State.BLOCKED)}
+            assert found == {mark: Found(KeyState.BLOCKED)}
         put(store, mark, b"1")
         assert store.fetch([mark], 0)[mark].value == b"1"
 
@@ -169,8 +169,8 @@ class Leases(Suite):
         def ask() -> None:
             barrier.wait(60)
             found = store.fetch(keys, 30)
-            assert set(states(found).values()) <= {State.LEASED, State.BUSY}
-            wins.extend(k for k in keys if found[k].state is State.LEASED)
+            assert set(states(found).values()) <= {KeyState.LEASED, KeyState.BUSY}
+            wins.extend(k for k in keys if found[k].state is KeyState.LEASED)
 
         threads = [threading.Thread(target=ask) for _ in range(12)]
         for thread in threads:
@@ -188,17 +188,17 @@ class Leases(Suite):
     def test_ends_by_time(self, harness, store, mark):
         # Memcached counts full seconds: one may be over at once.
         old = leased(store, [mark], lease=3)[mark]
-        assert state(store, mark) is State.BUSY
+        assert state(store, mark) is KeyState.BUSY
         new = []
 
         def is_free() -> bool:
             found = store.fetch([mark], 30)[mark]
             new.append(found.lease)
-            return found.state is State.LEASED
+            return found.state is KeyState.LEASED
 
         assert harness.until(is_free)
         assert store.fill({mark: (old, b"old")}, 60) == set()
-        assert state(store, mark) is State.BUSY
+        assert state(store, mark) is KeyState.BUSY
         assert store.fill({mark: (new[-1], b"new")}, 60) == {mark}
         assert store.fill({mark: (old, b"old")}, 60) == set()
         assert store.fetch([mark], 30)[mark].value == b"new"
@@ -211,7 +211,7 @@ class Leases(Suite):
         if lifted:
             assert store.unblock([mark], ours) == set()
         assert store.fill({mark: (lease, b"old")}, 60) == set()
-        expected = State.LEASED if lifted else State.BLOCKED
+        expected = KeyState.LEASED if lifted else KeyState.BLOCKED
         assert state(store, mark) is expected
 
     def test_ends_by_a_delete_of_another_client(self, store, mark):
@@ -219,7 +219,7 @@ class Leases(Suite):
         # A caller that finds no tombstone of its own does not know the value.
         assert store.unblock([mark], token()) == set()
         assert store.fill({mark: (lease, b"old")}, 60) == set()
-        assert state(store, mark) is State.LEASED
+        assert state(store, mark) is KeyState.LEASED
 
     def test_ends_when_all_is_forgotten(self, harness, store, mark):
         lease = leased(store, [mark])[mark]
@@ -236,9 +236,9 @@ class Tombstones(Suite):
             put(store, mark, b"x" * LARGEST)
         ours = token()
         assert store.block([mark], ours, 10) == set()
-        assert store.fetch([mark], 30) == {mark: Found(State.BLOCKED)}
+        assert store.fetch([mark], 30) == {mark: Found(KeyState.BLOCKED)}
         assert store.unblock([mark], ours) == set()
-        assert state(store, mark) is State.LEASED
+        assert state(store, mark) is KeyState.LEASED
 
     @pytest.mark.parametrize("first_out", [0, 1])
     def test_that_of_others_stays(self, store, mark, first_out):
@@ -247,20 +247,20 @@ class Tombstones(Suite):
             assert store.block([mark], one, 10) == set()
         assert store.unblock([mark], token()) == set()
         assert store.unblock([mark], tokens[first_out]) == set()
-        assert state(store, mark) is State.BLOCKED
+        assert state(store, mark) is KeyState.BLOCKED
         assert store.unblock([mark], tokens[1 - first_out]) == set()
-        assert state(store, mark) is State.LEASED
+        assert state(store, mark) is KeyState.LEASED
 
     def test_may_be_put_there_again(self, store, mark):
         ours = token()
         for _ in range(2):
             assert store.block([mark], ours, 10) == set()
         assert store.unblock([mark], ours) == set()
-        assert state(store, mark) is State.LEASED
+        assert state(store, mark) is KeyState.LEASED
 
     def test_ends_by_itself(self, harness, store, mark):
         assert store.block([mark], token(), 1) == set()
-        assert harness.until(lambda: state(store, mark) is State.LEASED)
+        assert harness.until(lambda: state(store, mark) is KeyState.LEASED)
 
     def test_a_value_stored_in_its_place_is_removed_with_it(self, harness, store, mark):
         ours = token()
@@ -269,13 +269,13 @@ class Tombstones(Suite):
 
         def is_free() -> bool:
             found.append(store.fetch([mark], 30)[mark])
-            return found[-1].state is State.LEASED
+            return found[-1].state is KeyState.LEASED
 
         assert harness.until(is_free)
         store.fill({mark: (found[-1].lease, b"read before the COMMIT")}, 60)
-        assert state(store, mark) is State.VALUE
+        assert state(store, mark) is KeyState.VALUE
         assert store.unblock([mark], ours) == set()
-        assert state(store, mark) is State.LEASED
+        assert state(store, mark) is KeyState.LEASED
 
     def test_many_keys_at_once(self, store, mark):
         keys = [f"{mark}:{i}" for i in range(1000)]
@@ -283,9 +283,9 @@ class Tombstones(Suite):
             put(store, key, b"1")
         ours = token()
         assert store.block(keys, ours, 10) == set()
-        assert set(states(store.fetch(keys, 30)).values()) == {State.BLOCKED}
+        assert set(states(store.fetch(keys, 30)).values()) == {KeyState.BLOCKED}
         assert store.unblock(keys, ours) == set()
-        assert set(states(store.fetch(keys, 30)).values()) == {State.LEASED}
+        assert set(states(store.fetch(keys, 30)).values()) == {KeyState.LEASED}
 
     def test_is_there_as_long_as_anybody_has_it(self, store, mark):
         wrong: list[object] = []
@@ -299,7 +299,7 @@ class Tombstones(Suite):
             ours = token()
             for _ in range(40):
                 done(store.block, ours, 60)
-                if state(store, mark) is not State.BLOCKED:
+                if state(store, mark) is not KeyState.BLOCKED:
                     wrong.append("another has taken it away")
                 done(store.unblock, ours)
 
@@ -309,7 +309,7 @@ class Tombstones(Suite):
         for thread in threads:
             thread.join(60)
         assert wrong == []
-        assert state(store, mark) is State.LEASED
+        assert state(store, mark) is KeyState.LEASED
 
     @pytest.mark.parametrize("wrong", [b"", b"short", b"x" * 17, "x" * 16])
     def test_tokens_that_cannot_be(self, store, mark, wrong):
@@ -332,15 +332,15 @@ class Taken(Suite):
             keys[1]: b"",
         }
         found = states(store.fetch(keys, 30))
-        assert [found[key] for key in keys[:3]] == [State.BLOCKED] * 3
-        assert found[keys[3]] is State.LEASED
+        assert [found[key] for key in keys[:3]] == [KeyState.BLOCKED] * 3
+        assert found[keys[3]] is KeyState.LEASED
         put_back = {keys[0]: (taken[keys[0]][0], b"new")}
         assert store.fill(put_back, 60) == {keys[0]}
         assert store.fetch(keys[:1], 30)[keys[0]].value == b"new"
         assert store.fill(put_back, 60) == set()
         assert store.unblock(keys[:2], ours) == set()
         found = states(store.fetch(keys, 30))
-        assert found[keys[1]] is State.LEASED
+        assert found[keys[1]] is KeyState.LEASED
 
     @pytest.mark.parametrize("ended", [False, True])
     def test_not_after_a_tombstone_of_another(self, store, mark, ended):
@@ -352,7 +352,7 @@ class Taken(Suite):
         if ended:
             store.unblock([mark], others)
         assert store.fill({mark: (lease, b"new")}, 60) == set()
-        assert state(store, mark) is State.BLOCKED
+        assert state(store, mark) is KeyState.BLOCKED
 
     def test_not_under_the_tombstone_of_another(self, store, mark):
         put(store, mark, b"old")
@@ -367,7 +367,7 @@ class Taken(Suite):
         def is_over() -> bool:
             found = store.fetch([mark], 30)[mark]
             fresh.append(found.lease)
-            return found.state is State.LEASED
+            return found.state is KeyState.LEASED
 
         assert harness.until(is_over)
         assert store.fill({mark: (lease, b"new")}, 60) == set()

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import pytest
 
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import KeyState
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.local_server import wait_until
 from tests.suites.cache_store import leased, put, state, token
@@ -105,22 +105,22 @@ class Faults:
             else:
                 proxy.hang()
             with within(2 * TIMEOUT):
-                assert state(store, "a") is State.LOST
+                assert state(store, "a") is KeyState.LOST
             # It is left alone from now on.
             with within(0):
                 for _ in range(50):
-                    assert state(store, "a") is State.LOST
+                    assert state(store, "a") is KeyState.LOST
                     assert store.fill({"b": (lease, b"1")}, 60) == set()
                     # Of another key: should one of them be the retry after
                     # a while, the server executes it when it runs again.
                     assert store.block(["c"], token(), 5) == {"c"}
                     assert store.unblock(["c"], token()) == {"c"}
             assert "is skipped for 0.4 s" in caplog.text
-            expected = State.VALUE
+            expected = KeyState.VALUE
             if fault == "killed":
                 server.start()
                 grow_old(server)
-                expected = State.LEASED
+                expected = KeyState.LEASED
             elif fault == "paused":
                 server.resume()
             else:
@@ -145,9 +145,9 @@ class Faults:
         # caller is counted as one that has waited.
         retry, timeout = 1.0, 4.0
         with connected(server, timeout=timeout, retry=retry) as store:
-            assert state(store, "a") is State.LEASED
+            assert state(store, "a") is KeyState.LEASED
             server.pause()
-            assert state(store, "a") is State.LOST
+            assert state(store, "a") is KeyState.LOST
             waited = threading.Event()
             assert not waited.wait(retry + 0.05)
             times = []
@@ -178,17 +178,17 @@ class Faults:
             stale = leased(store, ["b"])["b"]
             forget(server)
             start = monotonic()
-            assert state(store, "a") is State.BLOCKED
-            assert state(store, "b") is State.BLOCKED
+            assert state(store, "a") is KeyState.BLOCKED
+            assert state(store, "b") is KeyState.BLOCKED
             assert store.fill({"b": (stale, b"old")}, 60) == set()
             # Another process detects it, too.
             with connected(server, longest=longest, timeout=PATIENT) as other:
-                assert state(other, "c") is State.BLOCKED
+                assert state(other, "c") is KeyState.BLOCKED
             # Another key each time: one that is read too early, since the
             # server's seconds are longer than ours, is leased for a while.
             keys = map("d{}".format, count())
             assert wait_until(
-                lambda: state(store, next(keys)) is State.LEASED, seconds=SECONDS
+                lambda: state(store, next(keys)) is KeyState.LEASED, seconds=SECONDS
             )
             assert monotonic() - start >= longest
             # Idle connections to it are no failures.

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import delete, event, select
 
 from sqla_shard import Cluster, exc, ShardSession
-from sqla_shard.cache.stores import MemoryStore, State
+from sqla_shard.cache.stores import KeyState, MemoryStore
 from sqla_shard.outbox.invalidations import drain, outbox_size, write_pending
 from sqla_shard.outbox.tables import OUTBOX
 from sqla_shard.session.commit import Commits
@@ -232,7 +232,7 @@ class Outbox(Suite):
         assert report.ok
         if lease is not None:
             assert store.fill({mark: (lease, b"old")}, 60) == set()
-        assert state(store, mark) is State.LEASED
+        assert state(store, mark) is KeyState.LEASED
         assert rows(cluster) == []
         again = drain(cluster, {"r": store})
         assert (again.removed, again.ok) == (0, True)
@@ -243,9 +243,9 @@ class Outbox(Suite):
         leave(cluster, ids[5], [("r", mark)])
         # The old value is deleted: the next one is read after the COMMIT.
         assert drain(cluster, {"r": store}).removed == 1
-        assert state(store, mark) is State.BLOCKED
+        assert state(store, mark) is KeyState.BLOCKED
         store.unblock([mark], ours)
-        assert state(store, mark) is State.LEASED
+        assert state(store, mark) is KeyState.LEASED
 
     def test_entries_that_cannot_be_removed_stay(self, cluster, ids):
         leave(cluster, ids[0], [("r", "a"), ("r", "b"), ("s", "b")])

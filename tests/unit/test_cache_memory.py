@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import MemoryStore, State
+from sqla_shard.cache.stores import KeyState, MemoryStore
 from tests.suites import cache_store
 
 
@@ -50,9 +50,9 @@ def test_the_oldest_make_way_but_never_a_tombstone():
         lease = store.fetch([key], 30)[key].lease
         assert store.fill({key: (lease, b"v")}, 60) == {key}
     found = store.fetch(tombstones, 30)
-    assert {one.state for one in found.values()} == {State.BLOCKED}
+    assert {one.state for one in found.values()} == {KeyState.BLOCKED}
     assert store.fetch(["k499"], 30)["k499"].value == b"v"
-    assert store.fetch(["k0"], 30)["k0"].state is State.LEASED
+    assert store.fetch(["k0"], 30)["k0"].state is KeyState.LEASED
     assert len(store._items) <= 100
 
 
@@ -75,7 +75,7 @@ def test_a_dead_writers_token_does_not_last():
         harness.now += 4
         harness.store.block(["a"], ours, 10)
         harness.store.unblock(["a"], ours)
-    assert harness.store.fetch(["a"], 30)["a"].state is State.LEASED
+    assert harness.store.fetch(["a"], 30)["a"].state is KeyState.LEASED
 
 
 def test_room_for_nothing():

@@ -10,7 +10,7 @@ import pytest
 
 from sqla_shard import exc
 from sqla_shard.cache.protocol import read_through as through, Times, Tombstones
-from sqla_shard.cache.stores import MemoryStore, State
+from sqla_shard.cache.stores import KeyState, MemoryStore
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from tests.models.cache_source import Plain
 from tests.servers.memcached import no_node
@@ -134,17 +134,17 @@ def test_one_asks_the_database_for_all_who_want_a_row():
 
 def test_waiting_has_a_limit(store):
     rows = Rows(a=b"1")
-    assert store.fetch(["a"], 30)["a"].state is State.LEASED
+    assert store.fetch(["a"], 30)["a"].state is KeyState.LEASED
     start = monotonic()
     assert read_through(store, ["a"], rows.load, TIMES) == {"a": b"1"}
     # The lease would never end; a busy machine may take its time.
     assert TIMES.wait <= monotonic() - start < TIMES.wait + 10
     # It has no lease: nothing may be put there.
-    assert store.fetch(["a"], 30)["a"].state is State.BUSY
+    assert store.fetch(["a"], 30)["a"].state is KeyState.BUSY
 
 
 def test_a_row_that_is_gone_after_waiting(store):
-    assert store.fetch(["a"], 30)["a"].state is State.LEASED
+    assert store.fetch(["a"], 30)["a"].state is KeyState.LEASED
     times = replace(TIMES, wait=0.0)
     assert read_through(store, ["a"], Rows().load, times) == {"a": None}
 
@@ -156,7 +156,7 @@ def test_a_lease_that_ends_meanwhile_is_taken_over(store):
     threading.Timer(0.02, lambda: (writer.put(["a"]), writer.remove())).start()
     times = replace(TIMES, wait=60.0)
     assert read_through(store, ["a"], rows.load, times) == {"a": b"1"}
-    assert store.fetch(["a"], 30)["a"].state is State.VALUE
+    assert store.fetch(["a"], 30)["a"].state is KeyState.VALUE
 
 
 def test_an_error_of_the_database_is_reported(store):
@@ -187,7 +187,7 @@ def test_tombstones_are_removed_once(store):
     tombstones.put(["b"])
     tombstones.remove()
     leases = store.fetch(["a", "b"], 30)
-    assert {one.state for one in leases.values()} == {State.LEASED}
+    assert {one.state for one in leases.values()} == {KeyState.LEASED}
     tombstones.remove()
     filled = {key: (one.lease, b"1") for key, one in leases.items()}
     assert store.fill(filled, 60) == {"a", "b"}

@@ -16,7 +16,7 @@ from dogpile.cache.proxy import ProxyBackend
 from sqla_shard import exc
 from sqla_shard.cache.protocol import Times
 from sqla_shard.cache.regions import BACKEND, open_region, store_of
-from sqla_shard.cache.stores import State
+from sqla_shard.cache.stores import KeyState
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from tests.suites import cache_store
 from tests.suites.cache_store import put, state
@@ -100,14 +100,14 @@ def test_values_of_another_store_are_not_served(region, how):
         store.unblock(["k"], b"x" * 16)
         put(store, "k", b"new")
         region.backend.set("sqla_shard:k", old)
-    assert state(store, "k") is State.LEASED
+    assert state(store, "k") is KeyState.LEASED
 
 
 def test_values_that_ended_are_not_left_there(region):
     store = store_of(region)
     put(store, "k", b"1", expire=1)
     harness = cache_store.Harness()
-    assert harness.until(lambda: state(store, "k") is State.LEASED)
+    assert harness.until(lambda: state(store, "k") is KeyState.LEASED)
     assert region.get("sqla_shard:k") is NO_VALUE
 
 
@@ -363,6 +363,6 @@ def test_a_forked_process_has_its_own(region):
     pid = os.fork()
     if pid == 0:
         store.block(["k"], b"x" * 16, 5)
-        os._exit(state(store, "k") is not State.BLOCKED)
+        os._exit(state(store, "k") is not KeyState.BLOCKED)
     assert os.waitpid(pid, 0)[1] == 0
-    assert state(store, "k") is State.VALUE
+    assert state(store, "k") is KeyState.VALUE

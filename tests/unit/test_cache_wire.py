@@ -10,11 +10,11 @@ from time import monotonic
 import pytest
 
 from sqla_shard import exc
-from sqla_shard.cache.stores import Found, State
+from sqla_shard.cache.stores import Found, KeyState
 from sqla_shard.cache.stores.memcached import MemcachedStore
 from sqla_shard.cache.stores.memcached_node import parse_server, Stream
 
-A, B = Found(State.VALUE, b"hello"), Found(State.VALUE, b"world")
+A, B = Found(KeyState.VALUE, b"hello"), Found(KeyState.VALUE, b"world")
 GOOD = b"VALUE a 1 5\r\nhello\r\nVALUE b 1 5\r\nworld\r\nEND\r\n"
 NONE = b"END\r\n"
 OLD = b"HD t1000000 c7\r\n"
@@ -114,7 +114,7 @@ def fetch(store):
 
 
 def lost(found):
-    return {one.state for one in found.values()} == {State.LOST}
+    return {one.state for one in found.values()} == {KeyState.LOST}
 
 
 def later(ended):
@@ -125,7 +125,7 @@ def test_good_answers(node_of):
     node, store = node_of(GOOD, NONE, LEASED)
     assert fetch(store) == {"a": A, "b": B}
     found = fetch(store)
-    assert {one.state for one in found.values()} == {State.LEASED}
+    assert {one.state for one in found.values()} == {KeyState.LEASED}
     assert node.connections == 1
 
 
@@ -134,7 +134,7 @@ def test_in_small_pieces(node_of, size):
     pieces = [GOOD[i : i + size] for i in range(0, len(GOOD), size)]
     _, store = node_of(pieces, [b"", b"EN", b"D\r\n"], LEASED)
     assert fetch(store) == {"a": A, "b": B}
-    assert fetch(store)["b"].state is State.LEASED
+    assert fetch(store)["b"].state is KeyState.LEASED
 
 
 def test_values_cut_anywhere(node_of):
@@ -156,7 +156,7 @@ def test_leases_cut_anywhere(node_of):
     for _ in cuts:
         assert lost(fetch(store))
         _until_retried(store)
-    assert fetch(store)["a"].state is State.LEASED
+    assert fetch(store)["a"].state is KeyState.LEASED
 
 
 def _until_retried(store):
@@ -228,7 +228,7 @@ def test_garbled_leases(node_of, answer):
     node, store = node_of(NONE, answer, NONE, LEASED)
     assert lost(fetch(store))
     _until_retried(store)
-    assert fetch(store)["a"].state is State.LEASED
+    assert fetch(store)["a"].state is KeyState.LEASED
     assert node.connections == 2
 
 
@@ -407,7 +407,7 @@ def test_many_values_may_take_as_long_as_several_exchanges(node_of):
         answer.append(lambda ended: ended.wait(timeout * 0.3))
     _, store = node_of([*answer, b"END\r\n"], timeout=timeout)
     found = store.fetch(keys, 0)
-    assert {one.state for one in found.values()} == {State.VALUE}
+    assert {one.state for one in found.values()} == {KeyState.VALUE}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ __all__ = [
     "LONGEST",
     "Breaker",
     "Found",
-    "State",
+    "KeyState",
     "Store",
     "awaited",
     "check_lease",
@@ -62,7 +62,7 @@ LONGEST = 60 * 60 * 24 * 30
 _PART = 10
 
 
-class State(Enum):
+class KeyState(Enum):
     """The state of a key in a store."""
 
     VALUE = "a value"
@@ -81,7 +81,7 @@ class Found(NamedTuple):
         the lease.
     """
 
-    state: State
+    state: KeyState
     value: bytes = b""
     lease: Any = None
 
@@ -447,15 +447,15 @@ class MemoryStore:
     def _fetch(self, key: str, lease: int) -> Found:
         item = self._item(key)
         if item is None and not lease:
-            return Found(State.BLOCKED)
+            return Found(KeyState.BLOCKED)
         if item is None:
             item = self._put(key, lease)
-            return Found(State.LEASED, b"", item.number)
+            return Found(KeyState.LEASED, b"", item.number)
         if item.tokens:
-            return Found(State.BLOCKED)
+            return Found(KeyState.BLOCKED)
         if item.value is None:
-            return Found(State.BUSY)
-        return Found(State.VALUE, item.value)
+            return Found(KeyState.BUSY)
+        return Found(KeyState.VALUE, item.value)
 
     def fill(self, values: Mapping[str, tuple[int, bytes]], expire: int) -> set[str]:
         """Replace leases by values; see :class:`.Store`."""

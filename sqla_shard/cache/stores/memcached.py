@@ -43,8 +43,8 @@ from sqla_shard.cache.stores import (
     check_tombstone,
     check_wait,
     Found,
+    KeyState,
     LONGEST,
-    State,
 )
 from sqla_shard.cache.stores.memcached_node import (
     delete_command,
@@ -70,11 +70,11 @@ _ASK_GUARD = b"mg sqla_shard:guard t c\r\n"
 _PUT_GUARD = f"ms sqla_shard:guard 0 ME T{LONGEST}\r\n\r\n".encode()
 
 _NOTHING = NodeItem(b"", b"")
-_BLOCKED = Found(State.BLOCKED)
-_BUSY = Found(State.BUSY)
-_LOST = Found(State.LOST)
+_BLOCKED = Found(KeyState.BLOCKED)
+_BUSY = Found(KeyState.BUSY)
+_LOST = Found(KeyState.LOST)
 #: An item that this protocol has not written: the reader removes it.
-_UNREADABLE = Found(State.VALUE)
+_UNREADABLE = Found(KeyState.VALUE)
 
 
 # -- tombstones
@@ -309,7 +309,7 @@ def _lease(
     *responses, guard = client.lines(commands)
     is_old = _is_old(client, node, guard)
     found = {}
-    leased = Found(State.LEASED, b"", Lease(token))
+    leased = Found(KeyState.LEASED, b"", Lease(token))
     for key, response in zip(keys, responses, strict=True):
         if response == b"STORED":
             found[key] = leased if is_old else _BLOCKED
@@ -524,7 +524,9 @@ def _read(
     # Leases of a young node are not filled.
     leased = _BLOCKED if node.is_young else _BUSY
     return {
-        key: Found(State.VALUE, data) if kind == VALUE else _found(leased, kind, data)
+        key: Found(KeyState.VALUE, data)
+        if kind == VALUE
+        else _found(leased, kind, data)
         for key, (kind, data) in items.items()
     }
 

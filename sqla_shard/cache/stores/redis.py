@@ -43,8 +43,8 @@ from sqla_shard.cache.stores import (
     check_tombstone,
     check_wait,
     Found,
+    KeyState,
     split,
-    State,
 )
 from sqla_shard.outbox.tables import check_keys, TOKEN_BYTES
 from sqla_shard.util.logs import careful_log
@@ -256,9 +256,9 @@ _CONNECTION_ARGUMENTS = frozenset(
 )
 _MAX_CONNECTIONS = 10_000
 
-_BUSY = Found(State.BUSY)
-_BLOCKED = Found(State.BLOCKED)
-_LOST = Found(State.LOST)
+_BUSY = Found(KeyState.BUSY)
+_BLOCKED = Found(KeyState.BLOCKED)
+_LOST = Found(KeyState.LOST)
 
 _log = careful_log(__name__)
 
@@ -466,9 +466,9 @@ def _names(keys: list[str]) -> list[str]:
 
 def _found(response: Any, token: bytes) -> Found:
     if isinstance(response, bytes):
-        return Found(State.VALUE, response)
+        return Found(KeyState.VALUE, response)
     if response == LEASED:
-        return Found(State.LEASED, b"", token)
+        return Found(KeyState.LEASED, b"", token)
     return _BUSY if response == BUSY else _BLOCKED
 
 
