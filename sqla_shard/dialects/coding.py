@@ -98,6 +98,13 @@ _READING_TIMES = frozenset(
         *("time_format", "time_to_sec", "timediff"),
     ]
 )
+#: Functions whose type SQLAlchemy does not know.
+_KINDS_OF_TIMES = {
+    **dict.fromkeys(("curdate", "date", "from_days", "last_day", "makedate"), date),
+    **dict.fromkeys(("curtime", "maketime", "sec_to_time", "time", "timediff"), time),
+    "utc_date": date,
+    "utc_time": time,
+}
 _COMPARISONS = frozenset(
     [
         *(operators.eq, operators.ne, operators.lt, operators.le),
@@ -164,12 +171,13 @@ def _time_kept(encoded: Any) -> Any:
 def _kind_of_time(value: Any) -> Any:
     """Return date, datetime or time for a value of the server, or None."""
     type_ = plain_type(getattr(value, "type", None))
-    is_time = isinstance(type_, (Date, DateTime, Time))
-    return type_.python_type if is_time else None
+    if isinstance(type_, (Date, DateTime, Time)):
+        return type_.python_type
+    return _KINDS_OF_TIMES.get(name_of(value))
 
 
 def _time_text(value: Any, own: Any, encoded: Any, *, is_strict: bool) -> Any:
-    """Return a time of the server as the text of a field.
+    """Return a time of the server as the text of a field, or as a moment.
 
     :param own: the type of the field in whose format the value is, or None.
     :param is_strict: whether texts of two formats could be returned.
@@ -187,7 +195,34 @@ def _time_text(value: Any, own: Any, encoded: Any, *, is_strict: bool) -> Any:
             "convert one of them, as by func.date() or func.timestamp()",
             construct=encoded.label,
         )
-    return value
+    return _moment(value, own, encoded)
+
+
+def _moment(value: Any, own: Any, encoded: Any) -> Any:
+    """Return a time as what a server compares with the text of a field.
+
+    MySQL would read the text as a date, or as a time of day.
+    """
+    kind = _time_kept(own) or _kind_of_time(value)
+    is_alike = kind in (None, _time_kept(encoded)) or (own is None and kind is datetime)
+    return value if is_alike else _Moment(value)
+
+
+class _Moment(ColumnElement[Any]):
+    """A date, or a time of day, as a DATETIME of the server."""
+
+    __visit_name__ = "sqla_shard_moment"
+    inherit_cache: bool | None = True
+    type = DateTime()
+
+    def __init__(self, element: Any) -> None:
+        self.element = element
+
+
+@compiles(_Moment)
+def _compiled_moment(element: _Moment, compiler: Any, **kw: Any) -> str:
+    value = str(compiler.process(element.element, **kw))
+    return f"timestamp({value})" if is_mysql(compiler.dialect) else value
 
 
 class _MomentText(ColumnElement[Any]):
@@ -766,10 +801,13 @@ def _coded(
             raise _unreachable(construct, found)
         if times is not None and (chosen or converts):
             return _time_text(value, own, times, is_strict=chosen)
+        if times is not None and compares is not None:
+            return _moment(value, own, times)
         if is_member and (chosen or compares is not None):
             return _member_text(value, found)
         return value
 
+    reads_dates = False
     for column in columns if found is not None else ():
         own = next((type_ for _, type_ in column if type_ is not None), None)
         # What stands beside a field there is compiled with that SELECT.
@@ -780,10 +818,13 @@ def _coded(
             is_same = coded(value, type_) is value or _is_stored(value, found)
             if not is_same and not is_date:
                 raise _unreachable(construct, times or found)
+            reads_dates = reads_dates or (is_date and _time_kept(times) is datetime)
     is_field = any(_is_field_text(value) for value, _ in values)
     collates = _is_field_text if is_field else _is_other_text
 
     def changed(value: Any, own: Any) -> Any:
+        if reads_dates and own is not None:
+            return _Moment(value)
         new = value if found is None else coded(value, own)
         is_same = is_mixed and new is value
         return _Collated(value) if is_same and collates(value) else new

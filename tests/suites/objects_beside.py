@@ -248,6 +248,40 @@ class BesideSuite(Suite):
                 found = session.scalar(statement)
                 assert found == moment.date(), str(statement)
 
+    def test_dates_beside_moments(self, cluster, session):
+        """MySQL would read the text of a moment as a date, or as a time of day."""
+        if not on_servers(cluster):
+            pytest.skip("SQLite compares texts")
+        one = stored(cluster, Thing, at=T0, day=T0.date(), shard_id=1)
+        there = Thing.id == one
+        text = "2024-05-06"
+        day = func.date(text, type_=Date)
+        dates = day, func.date(text), select(day).scalar_subquery()
+        for sooner in (*dates, func.date(Thing.at), Thing.day):
+            for condition in (
+                Thing.at == sooner,
+                sooner == Thing.at,
+                Thing.at <= sooner,
+                Thing.at.in_([sooner, T1]),
+                Thing.at.is_not_distinct_from(sooner),
+                tuple_(Thing.at, 1) == tuple_(sooner, 1),
+                case((sooner, True), value=Thing.at, else_=False),
+                *([] if sooner is Thing.day else [Thing.at.in_(select(sooner))]),
+            ):
+                made = select(Thing.id).where(there, condition)
+                found = session.scalar(made, bind_arguments={"shard_id": 1})
+                assert found is None, str(condition)
+            later = select(Thing.id).where(there, sooner < Thing.at)
+            assert session.scalar(later) == one, str(sooner)
+        hour = func.maketime(1, 0, 0)
+        for condition in (Thing.at < hour, Thing.day < hour, hour > Thing.at):
+            found = session.scalar(select(Thing.id).where(there, condition))
+            assert found == one, str(condition)
+        with pytest.raises(UnsupportedStatementError, match="texts differ"):
+            session.scalar(
+                select(func.coalesce(Thing.at, func.date(text))).where(there)
+            )
+
     def test_times_of_moments(self, cluster, session):
         """MySQL would read 20:24 in the text of a moment of the year 2024."""
         if not on_servers(cluster):
