@@ -382,7 +382,7 @@ def insert_job(
     result: Any = session.execute(_statement(due), row, bind_arguments=at)
     local_id: int = result.inserted_primary_key[0]
     if due == "now":
-        _hint(session, place, options)
+        hint_after_commit(session, place, options.queue, options.priority)
     if key is None:
         return _address(place, local_id)
     holder = take_key(session, at, key, local_id)
@@ -446,19 +446,21 @@ def insert_jobs(
     ]
     session.execute(insert(JOBS), rows, bind_arguments=at)
     if not after:
-        _hint(session, place, options)
+        hint_after_commit(session, place, options.queue, options.priority)
     return len(rows)
 
 
-def _hint(session: ShardSession, place: Place, options: JobOptions) -> None:
+def hint_after_commit(
+    session: ShardSession, place: Place, queue: str, priority: int
+) -> None:
     """Notify workers of a due job after COMMIT."""
     if hints_of(session.cluster).is_used:
         group = DueGroup(
             keyspace=place.keyspace,
             shard_id=place.shard_id,
             state=JobState.PENDING,
-            queue=options.queue,
-            priority=options.priority,
+            queue=queue,
+            priority=priority,
         )
         session.log.after_commit(publish_after_commit, group)
 

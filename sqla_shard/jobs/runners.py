@@ -520,11 +520,13 @@ def _unforeseen(running: RunningJob, error: BaseException) -> JobOutcome:
 
     Such as one of a retry policy of the application.
     """
+    try:
+        text = summary(error)
+    # Its __str__() raises what ends a thread, and so does that of this error.
+    except BaseException:
+        text = "an error that cannot be described"
     return JobOutcome(
-        job=running.job,
-        ending=Ending.FAILED,
-        error=summary(error),
-        delay=_RETRY_SECONDS,
+        job=running.job, ending=Ending.FAILED, error=text, delay=_RETRY_SECONDS
     )
 
 

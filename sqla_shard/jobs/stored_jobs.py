@@ -29,7 +29,7 @@ from sqla_shard.jobs.claims import (
     using_index,
     with_hint,
 )
-from sqla_shard.jobs.enqueue import check_queue, stored_key, take_key
+from sqla_shard.jobs.enqueue import check_queue, hint_after_commit, stored_key, take_key
 from sqla_shard.jobs.survey import due_rows, DueGroup
 from sqla_shard.jobs.tasks import task_names
 from sqla_shard.outbox.apply import Address, place_at
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 MOST_EXAMINED = 10_000
 
 _ADDRESS = re.compile(r"(.+)/([0-9]{1,5})/([0-9]{1,19})")
+
+#: Of the type BIGINT.
+_HIGHEST_ID = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +144,26 @@ def job_address(text: str) -> tuple[Address, int]:
     :raises JobOptionError: if it is not of this form.
     """
     match = _ADDRESS.fullmatch(text)
-    if match is None:
+    if match is None or int(match[3]) > _HIGHEST_ID:
         raise JobOptionError(
             "the id of a job is its keyspace, shard and number, such as objects/7/1234",
             option="id",
             value=text,
         )
     return (match[1], int(match[2])), int(match[3])
+
+
+def _found_address(cluster: Cluster, job_id: str) -> tuple[Address, int]:
+    """Return the shard of a job, which is open, and its number there."""
+    address, local_id = job_address(job_id)
+    places, (keyspace, shard_id) = cluster.places, address
+    space = places.topology.keyspace(keyspace)
+    if space.kind != "objects":
+        raise JobOptionError(
+            "jobs are in keyspaces of objects", option="id", value=job_id
+        )
+    places.place(space, shard_id)
+    return address, local_id
 
 
 _job = JOBS.c
@@ -202,7 +218,7 @@ def stored_job(cluster: Cluster, job_id: str) -> StoredJob | None:
     :raises UnknownKeyspaceError: if there is no such keyspace.
     :raises UnknownShardError: if the shard is not open.
     """
-    address, local_id = job_address(job_id)
+    address, local_id = _found_address(cluster, job_id)
     with ShardSession(cluster=cluster) as session:
         row = session.execute(
             _ONE,
@@ -379,7 +395,9 @@ _WALK = (
 )
 
 _LOCK = _by_id(
-    select(_job.id, _job.task, _job.state, _job.unique_key).where(_job.id.in_(_ids))
+    select(_job.id, _job.state, _job.unique_key, _job.queue, _job.priority).where(
+        _job.id.in_(_ids)
+    )
 )
 
 _RETRY = (
@@ -410,9 +428,11 @@ def _retry(
         holder = take_key(session, at, row.unique_key, row.id)
         if holder != row.id:
             skipped[row.id] = f"job {holder} of the shard has its unique key"
-    ids = [row.id for row in rows if row.id not in skipped]
-    if ids:
+    if again := [row for row in rows if row.id not in skipped]:
+        ids = [row.id for row in again]
         session.execute(_RETRY, {"ids": ids}, bind_arguments=at)
+        for queue, priority in {(row.queue, row.priority) for row in again}:
+            hint_after_commit(session, at["place"], queue, priority)
     return skipped
 
 
@@ -439,6 +459,8 @@ def retry_jobs(
         ``objects/7/1234``.
     :param dry_run: whether nothing is written.
     :raises JobOptionError: if an id is not of this form.
+    :raises UnknownKeyspaceError: if there is no such keyspace.
+    :raises UnknownShardError: if a shard is not open.
     """
     change = None if dry_run else _retry
     return _change_ids(cluster, job_ids, (JobState.FAILED,), change)
@@ -452,6 +474,8 @@ def delete_jobs(
     :param job_ids: keyspace, shard and number of each.
     :param dry_run: whether nothing is written.
     :raises JobOptionError: if an id is not of this form.
+    :raises UnknownKeyspaceError: if there is no such keyspace.
+    :raises UnknownShardError: if a shard is not open.
     """
     change = None if dry_run else _delete
     return _change_ids(cluster, job_ids, DELETABLE, change)
@@ -506,7 +530,7 @@ def _change_ids(
 ) -> ChangeReport:
     by_shard: dict[Address, set[int]] = {}
     for job_id in job_ids:
-        address, number = job_address(job_id)
+        address, number = _found_address(cluster, job_id)
         by_shard.setdefault(address, set()).add(number)
     report = ChangeReport()
     for address, numbers in by_shard.items():

@@ -111,8 +111,8 @@ def test_retry(queue, jobs):
     assert queue("retry", "--queue", "adding") == "1 made pending\n"
     shown = queue("retry", jobs[0], status=1)
     assert shown == f"{jobs[0]} is pending\n0 made pending\n"
-    shown = queue("retry", "objects/99/1", status=3)
-    assert shown.startswith("none not read: 1 shard 99: UnknownShardError: ")
+    shown = queue("retry", "objects/99/1", status=1)
+    assert shown.startswith("sqla-shard: error: shard 99 is not open in keyspace")
     for bad in ([], [jobs[0], "--queue", "adding"], [jobs[0], "--task", "x"]):
         assert " --help' for help" in queue("retry", *bad, status=2)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster
-from sqla_shard.exc import JobOptionError
+from sqla_shard.exc import JobOptionError, UnknownKeyspaceError, UnknownShardError
 from sqla_shard.jobs import claims, EnqueuedJob, JobState, queues
 from sqla_shard.jobs.enqueue import insert_job, place_near
 from sqla_shard.jobs.queues import count_queues, task_counts
@@ -164,10 +164,22 @@ class Searching(Filled):
         assert jobs_by_key(cluster, "j").jobs == []
         assert stored_job(cluster, "objects/4/999999") is None
 
-    @pytest.mark.parametrize("value", ["7", "objects/7", "objects/1/x", ""])
+    @pytest.mark.parametrize(
+        "value", ["7", "objects/7", "objects/1/x", "", f"objects/1/{2**63}", "main/0/1"]
+    )
     def test_bad_ids(self, cluster, value):
         with pytest.raises(JobOptionError):
             stored_job(cluster, value)
+
+    @pytest.mark.parametrize("change", [retry_jobs, delete_jobs])
+    def test_an_id_of_no_shard_changes_nothing(self, cluster, near, change):
+        job = str(add.enqueue_now(cluster, near, near=near))
+        fail_all(cluster, near)
+        with pytest.raises(UnknownShardError):
+            change(cluster, [job, "objects/99/1"])
+        with pytest.raises(UnknownKeyspaceError):
+            change(cluster, [job, "none/1/1"])
+        assert [row.state for row in rows(cluster)] == [FAILED]
 
 
 class Changing(Filled):

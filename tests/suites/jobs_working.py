@@ -43,6 +43,7 @@ from sqla_shard.jobs import (
     JobState,
     Linear,
     queues,
+    retry_failed,
     survey,
     task,
     tasks,
@@ -416,6 +417,41 @@ class Unknown(BaseException):
     pass
 
 
+class MuteError(BaseException):
+    def __str__(self) -> str:
+        raise MuteError
+
+
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError("no name")
+
+
+class NamelessError(Exception, metaclass=Nameless):
+    pass
+
+
+class HiddenError(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("no attribute")
+
+
+class OddText(str):
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+
+class OddError(Exception):
+    def __str__(self) -> str:
+        return OddText("odd")
+
+
+class Odd:
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
 class BrokenHandler(logging.Handler):
     def emit(self, record: object) -> None:
         raise ValueError("I/O operation on closed file")
@@ -503,6 +539,12 @@ WAYS: dict[str, Callable[[], object]] = {
     "no text": raising(SilentError()),
     "a text that is a number": raising(NumericError()),
     "a text without end": raising(EndlessError()),
+    "texts that end threads": raising(MuteError()),
+    "a text of a class of its own": raising(OddError()),
+    "no name": raising(NamelessError()),
+    "no attribute": raising(HiddenError()),
+    "an argument without repr()": raising(KeyError(Odd())),
+    "sys.exit() without a text": raising(SystemExit(Odd())),
     "a long text": raising(ValueError("x" * 20_000_000)),
     "a long text of long letters": raising(ValueError("\U0001f600" * 10**6)),
     "NUL": raising(ValueError("a\0b")),
@@ -735,15 +777,22 @@ class Hints(Suite):
             thread.join(WAIT)
             assert not thread.is_alive()
 
-    @pytest.mark.parametrize("how", ["one", "many", "async"])
+    @pytest.mark.parametrize("how", ["one", "many", "async", "retry"])
     def test_at_once_in_its_process(self, cluster, near, how):
         async def enqueue() -> None:
             async with cluster.async_begin() as session:
                 await session.run_sync(add.enqueue, near, near=near)
 
+        if how == "retry":
+            add.enqueue_now(cluster, near, near=near)
+            with cluster.begin() as session:
+                (job,) = take(session, near)
+                claims.fail(session, job, "an error", 0, is_final=True)
         with self.idle(cluster):
             if how == "one":
                 add.enqueue_now(cluster, near, near=near)
+            elif how == "retry":
+                assert retry_failed(cluster, "adding").changed == 1
             elif how == "many":
                 with cluster.begin() as session:
                     add.enqueue_many(session, [{"counter_id": near}], near=near)
