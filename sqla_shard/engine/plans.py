@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
+from itertools import chain
 from time import monotonic
 from typing import Any, Literal, TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -44,7 +45,7 @@ from sqla_shard.exc import (
     ScatterUnsupportedError,
     UnsupportedStatementError,
 )
-from sqla_shard.types.shard_bound import ComparedId
+from sqla_shard.types.shard_bound import ComparedId, ShardBound
 from sqla_shard.util import sqlalchemy_private as private
 
 if TYPE_CHECKING:
@@ -502,19 +503,30 @@ def render_event(
     plan.text = statement
     # An earlier statement has set it if a listener prevented its execution.
     plan.before = None
-    _begin(plan, place, connection, cursor, statement, parameters, context)
+    are_rows = _are_rows(parameters)
+    every_row = parameters if are_rows else (parameters,)
+    # Most statements have neither: do not look at each value three times.
+    types = set(map(type, chain.from_iterable(every_row)))
+    is_bound = any(map(ShardBound.__subclasscheck__, types))
+    _begin(plan, place, connection, cursor, statement, context)
+    if is_bound and context.isinsert:
+        _check_addresses(every_row, place)
     if not isinstance(parameters, (tuple, list)):
         return statement.replace(SCHEMA, place.schema), parameters
+    if Decimal in types:
+        _check_decimals(chain.from_iterable(every_row))
     placeholder = "%s" if context.dialect.paramstyle == "format" else "?"
-    if _are_rows(parameters):
-        _check_decimals(value for row in parameters for value in row)
-        rows = [render("", row, place, placeholder)[1] for row in parameters]
+    if are_rows:
+        rows = parameters
+        if is_bound:
+            rows = [render("", row, place, placeholder)[1] for row in parameters]
         # Add no comment: PyMySQL sends the rows of an INSERT as one
         # statement only if there is nothing around the INSERT.
         return statement.replace(SCHEMA, place.schema), rows
-    _check_decimals(parameters)
     if not plan.connections:
-        sent = render(statement, parameters, place, placeholder)
+        sent = statement.replace(SCHEMA, place.schema), tuple(parameters)
+        if is_bound:
+            sent = render(statement, parameters, place, placeholder)
         if watch is not None and watch.comments:
             sent = sent[0] + _comment([place], 1), sent[1]
         return sent
@@ -705,17 +717,14 @@ def _begin(
     connection: Connection,
     cursor: Any,
     statement: str,
-    parameters: Any,
     context: Any,
 ) -> None:
-    """Record a write, check ids and set the function to call before."""
+    """Record a write and set the function to call before."""
     if context.isinsert or context.isupdate or context.isdelete:
         if plan.wrote is not None:
             table = getattr(context.compiled.statement, "table", None)
             name = getattr(table, "name", "a table")
             plan.wrote(place, f"a row of {name}", table)
-        if context.isinsert:
-            _check_addresses(parameters, place)
     elif getattr(context, "is_text", False) or context.compiled is None:
         # Select the database later: here SQLAlchemy 2.0 would not wrap the
         # driver's errors, and would not detect a lost connection.
@@ -737,19 +746,17 @@ def _locks(context: Any) -> bool:
     return private.for_update_arg(statement) is not None
 
 
-def _check_addresses(parameters: Any, place: Place) -> None:
+def _check_addresses(rows: Iterable[Any], place: Place) -> None:
     # Address.at() saturates, which is correct in a comparison; if it were
     # stored, the value would refer to a row that does not exist.
-    rows = parameters if _are_rows(parameters) else (parameters,)
-    for row in rows:
-        for value in row:
-            if isinstance(value, ComparedId) and not value.is_at(place.shard_id):
-                raise ColocationError(
-                    f"{value.object_id} is not an object of type "
-                    f"{value.type_id} on shard {place.shard_id}, where "
-                    "the row is inserted; a ShardedId column refers to a "
-                    "row of the same shard. Use ObjectRef for others",
-                    class_name="INSERT",
-                    field="ShardedId",
-                    value=value.object_id,
-                )
+    for value in chain.from_iterable(rows):
+        if isinstance(value, ComparedId) and not value.is_at(place.shard_id):
+            raise ColocationError(
+                f"{value.object_id} is not an object of type "
+                f"{value.type_id} on shard {place.shard_id}, where "
+                "the row is inserted; a ShardedId column refers to a "
+                "row of the same shard. Use ObjectRef for others",
+                class_name="INSERT",
+                field="ShardedId",
+                value=value.object_id,
+            )

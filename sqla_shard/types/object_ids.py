@@ -310,9 +310,10 @@ class ObjectRef(IdType):
         """Whether the id determines the shard of the row itself."""
         return self.colocated
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+    def bind_processor(self, dialect: Dialect) -> Any:
         """Check that the value is an id."""
-        return self._checked(value)
+        # process_bind_param() would be two more calls for each value.
+        return self._checked
 
 
 def full_id(column: Any) -> ColumnElement[int]:

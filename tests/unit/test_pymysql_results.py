@@ -6,6 +6,7 @@ import io
 import itertools
 import random
 import struct
+import sys
 
 import pymysql
 import pytest
@@ -354,3 +355,30 @@ def test_a_response_that_drips_ends(monkeypatch, length, size, error):
     else:
         made._read_query_result()
         assert made._result.rows == (("x" * length,),)
+
+
+def test_numbers_are_written_in_one_call():
+    connection = _class_of(pymysql.connections.Connection, False, PIPELINING)
+    made = connection(defer_connect=True)
+    made.server_status = 0
+    seen = []
+    sys.setprofile(lambda frame, event, arg: seen.append(event))
+    try:
+        written = made.escape(-7)
+    finally:
+        sys.setprofile(None)
+    assert written == "-7"
+    assert seen.count("call") == 1
+    assert [made.escape(one) for one in (True, 1.5, None, "a'b", b"c")] == [
+        pymysql.connections.Connection.escape(made, one)
+        for one in (True, 1.5, None, "a'b", b"c")
+    ]
+
+
+def test_numbers_are_written_by_the_encoder_of_the_application():
+    connection = _class_of(pymysql.connections.Connection, False, PIPELINING)
+    encoders = {**pymysql.converters.conversions, int: lambda value, _: f"+{value}"}
+    made = connection(defer_connect=True, conv=encoders)
+    assert made.escape(7) == made.escape(7, made.encoders) == "+7"
+    with pytest.raises(TypeError, match="no default type converter"):
+        made.escape(7, {})

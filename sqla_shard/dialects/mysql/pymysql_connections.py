@@ -7,7 +7,7 @@ They differ from those of the driver:
 * ``connect_timeout`` includes the handshake: a server that hangs accepts
   connections, and the wait for its greeting would not end;
 * all connections of a process share a TLS context;
-* results are read in less time;
+* results are read, and numbers are written, in less time;
 * a connection whose response was not read, because an exception such as that
   of the handler of a signal has ended the call, is not used again;
 * clear-text passwords are sent only to verified servers.
@@ -98,7 +98,25 @@ def _class_of(base: type[Any], shares: bool, pipelining: Pipelining) -> type[Any
         attributes["result_class"] = result_class(module)
     if hasattr(base, "connect"):
         bases.insert(0, _OneTimeout)
+    if hasattr(base, "escape"):
+        attributes["escape"] = _escaping(base.escape, module.converters.escape_int)
     return type("Connection", tuple(bases), attributes)
+
+
+def _escaping(plain: Any, escape_int: Any) -> Any:
+    """Return PyMySQL's ``escape()`` with a shorter way for numbers.
+
+    :param plain: PyMySQL's own.
+    :param escape_int: its encoder of an ``int``, which another may replace.
+    """
+
+    def escape(self: Any, obj: Any, mapping: Any = None) -> Any:
+        used = self.encoders if mapping is None else mapping
+        if type(obj) is int and used.get(int) is escape_int:
+            return str(obj)
+        return plain(self, obj, mapping)
+
+    return escape
 
 
 class _OneTimeout:
