@@ -12,7 +12,7 @@ that SQLAlchemy caches what it has found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from functools import cache
 from itertools import chain
@@ -307,6 +307,10 @@ def _is_native(value: Any, dialect: Any) -> bool:
 _PARTS_OF_UUID = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
 
 
+#: Keyword of the compiler within GROUP BY.
+_GROUPED = "sqla_shard_grouped"
+
+
 class _Collated(ColumnElement[Any]):
     """The text of a field, or a text beside one, in the collation of fields.
 
@@ -327,6 +331,12 @@ def _collated(element: _Collated, compiler: Any, **kw: Any) -> str:
     value = str(compiler.process(element.element, **kw))
     if not getattr(compiler.dialect, "is_mariadb", False):
         return value
+    if kw.get(_GROUPED):
+        raise UnsupportedStatementError(
+            "GROUP BY of a text field and a text column, which MariaDB does not find "
+            "among the columns again: select it as .label('x'), and group_by('x')",
+            construct="GROUP BY",
+        )
     return f"CONVERT({value} USING utf8mb4) COLLATE utf8mb4_nopad_bin"
 
 
@@ -603,6 +613,11 @@ class _Compiler(SQLCompiler):
                     construct=f"SET {column.name}",
                 )
 
+    def group_by_clause(self, select: Any, **kw: Any) -> str:
+        """Compile GROUP BY."""
+        grouped: Any = super().group_by_clause
+        return str(grouped(select, **kw, **{_GROUPED: True}))
+
     def visit_compound_select(self, cs: Any, *args: Any, **kw: Any) -> str:
         """Compile UNION and the like.
 
@@ -807,8 +822,35 @@ def _coded(
             return _member_text(value, found)
         return value
 
-    reads_dates = False
-    for column in columns if found is not None else ():
+    new = {id(value): value for value, _ in values}
+    if found is not None:
+        new = {id(value): coded(value, own) for value, own in values}
+        if columns and _read_dates(columns, coded, found, times, construct):
+            new |= {id(value): _Moment(value) for value, own in values if own}
+    if is_mixed:
+        _collate(values, new)
+    if all(new[id(value)] is value for value, _ in values):
+        return None
+    if found is not None and compares is not None and not found.is_compared:
+        raise found.refusal(compares)
+    return [_with_values(part, new) for part in parts]
+
+
+def _read_dates(
+    columns: Iterable[Sequence[tuple[Any, Any]]],
+    coded: Callable[[Any, Any], Any],
+    found: Any,
+    times: Any,
+    construct: str,
+) -> bool:
+    """Return whether columns of other SELECTs are dates beside moments.
+
+    :param columns: the values of each column, with the types of their fields.
+    :param coded: returns a value in the format of the field.
+    :raises UnsupportedStatementError: if a value is not in that format.
+    """
+    are_dates = False
+    for column in columns:
         own = next((type_ for _, type_ in column if type_ is not None), None)
         # What stands beside a field there is compiled with that SELECT.
         if own is not None and _time_kept(times) in (None, _time_kept(own)):
@@ -818,23 +860,17 @@ def _coded(
             is_same = coded(value, type_) is value or _is_stored(value, found)
             if not is_same and not is_date:
                 raise _unreachable(construct, times or found)
-            reads_dates = reads_dates or (is_date and _time_kept(times) is datetime)
+            are_dates = are_dates or (is_date and _time_kept(times) is datetime)
+    return are_dates
+
+
+def _collate(values: Sequence[tuple[Any, Any]], new: dict[int, Any]) -> None:
+    """Give texts that are not converted the collation of those beside them."""
     is_field = any(_is_field_text(value) for value, _ in values)
     collates = _is_field_text if is_field else _is_other_text
-
-    def changed(value: Any, own: Any) -> Any:
-        if reads_dates and own is not None:
-            return _Moment(value)
-        new = value if found is None else coded(value, own)
-        is_same = is_mixed and new is value
-        return _Collated(value) if is_same and collates(value) else new
-
-    new = {id(value): changed(value, own) for value, own in values}
-    if all(new[id(value)] is value for value, _ in values):
-        return None
-    if found is not None and compares is not None and not found.is_compared:
-        raise found.refusal(compares)
-    return [_with_values(part, new) for part in parts]
+    for value, _ in values:
+        if new[id(value)] is value and collates(value):
+            new[id(value)] = _Collated(value)
 
 
 def _is_unknown(value: Any) -> bool:

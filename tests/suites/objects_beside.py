@@ -384,9 +384,16 @@ class BesideSuite(Suite):
         both = union(select(text).where(Thing.id == one), own.where(Thing.id == one))
         assert session.scalars(both).all() == ["red"]
         mixed = select(text).where(Thing.id == one).union(select(kind))
+        filled = func.coalesce(kind, text).label("x")
+        found = select(filled, func.count()).where(Thing.id == one)
+        assert session.execute(found.group_by("x")).one() == ("red", 1)
         if is_mariadb:
             with pytest.raises(UnsupportedStatementError, match="nopad_bin"):
                 session.scalars(mixed, bind_arguments={"shard_id": 1})
+            with pytest.raises(UnsupportedStatementError, match="group_by"):
+                session.execute(found.group_by(filled))
+        else:
+            assert session.execute(found.group_by(filled)).one() == ("red", 1)
 
     def test_fields_in_columns_of_other_formats(self, cluster):
         """SQLite stored what cannot be read; servers took 1 for the first member."""
