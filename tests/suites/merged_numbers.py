@@ -507,8 +507,11 @@ def _wide(coin: Any) -> list[Any]:
 _ON_SERVERS["functions of few declared digits"] = lambda c: select(
     c.id, *_wide(c)
 ).order_by(c.id)
+# Shards never share the statement of an ord() on MariaDB, or of a year() on MySQL.
 _ON_SERVERS["avg of functions of few declared digits"] = lambda c: (
-    select(c.id, *map(func.avg, _wide(c))).group_by(c.id).order_by(c.id)
+    select(c.id, *(func.avg(w) for w in _wide(c) if w.name not in ("ord", "year")))
+    .group_by(c.id)
+    .order_by(c.id)
 )
 _ON_SERVERS["quotients of functions of few declared digits"] = lambda c: select(
     c.id, *(wide / 3 for wide in _wide(c))
