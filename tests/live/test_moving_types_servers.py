@@ -82,6 +82,9 @@ TYPES = {
         "0.000000000000000000000000000001",
     ),
     "rounded": (mysql.DECIMAL(30, 10, asdecimal=False), "12345678901234567890.1"),
+    "filled_decimal": (mysql.DECIMAL(12, 3, unsigned=True, zerofill=True), "1.5"),
+    "positive": (mysql.FLOAT(unsigned=True), "0.1", "3.4028234e38"),
+    "filled_double": (mysql.DOUBLE(unsigned=True, zerofill=True), "1e-20", "1e22"),
     "float": (Float(), "16777217", "1e-30", "0.1", "3.4028234e38"),
     "float74": (mysql.FLOAT(7, 4), "123.4567", "-999.9999"),
     "double103": (mysql.DOUBLE(10, 3), "1234567.891"),
@@ -120,6 +123,12 @@ TYPES = {
     "varbinary": (mysql.VARBINARY(9), "x'00ff2700'", "''"),
     "blob": (mysql.BLOB(), "x'00ff275c'"),
     "text": (mysql.MEDIUMTEXT(), "'text  \\r\\n'"),
+    "tinyblob": (mysql.TINYBLOB(), "x'00ff'"),
+    "longblob": (mysql.LONGBLOB(), "repeat(x'00ff27', 30000)"),
+    "tinytext": (mysql.TINYTEXT(), "'a '"),
+    "longtext": (mysql.LONGTEXT(), "repeat('\u00e9 ', 30000)"),
+    "national": (mysql.NCHAR(8), "'\u00e9 '"),
+    "hidden": (Spec("INT INVISIBLE"), "7"),
     "enum": (mysql.ENUM("a", "b b", ""), "'b b'", "''"),
     "set": (mysql.SET("x", "y", "z"), "'z,x'", "''"),
     "set_bits": (mysql.SET("x", "", retrieve_as_bitwise=True), "'x'", "','"),
@@ -136,11 +145,23 @@ TYPES = {
         "ST_GeomFromText('POINT(1 2)', 4326)",
         "ST_GeomFromText('LINESTRING(0 0, 1 1.5)')",
     ),
+    **{
+        name: (Spec(name.upper()), f"ST_GeomFromText('{name.upper()}({shape})')")
+        for name, shape in {
+            "linestring": "0 0, 1 1.5",
+            "polygon": "(0 0, 1 0, 1 1, 0 0)",
+            "multipoint": "0 0, 1 1.5",
+            "multilinestring": "(0 0, 1 1), (2 2, 3 3)",
+            "multipolygon": "((0 0, 1 0, 1 1, 0 0))",
+            "geometrycollection": "POINT(1 2), LINESTRING(0 0, 1 1)",
+        }.items()
+    },
 }
 OF_MARIADB = {
     "uuid": (Spec("UUID"), "'123e4567-e89b-12d3-a456-426655440000'"),
     "inet4": (Spec("INET4"), "'10.0.0.1'"),
     "inet6": (Spec("INET6"), "'2001:db8::ff'"),
+    "compressed": (Spec("VARCHAR(30) COMPRESSED"), "'a '", "''"),
 }
 OF_MYSQL = {
     "embedding": (
