@@ -220,7 +220,8 @@ SUITES: dict[str, tuple[On, ...]] = {
     "objects_writers": BOTH,
 }
 
-#: The suites that ``test`` runs on MySQL, and ``all`` on MariaDB 11.8.
+#: The suites that ``test`` runs on MySQL, and ``all`` on MariaDB 11.8: there
+#: most of them once for each function, see ``tests/tiers.py``.
 CORE = frozenset(
     [
         "cached_writes",

@@ -60,6 +60,10 @@ class On(NamedTuple):
         """Return the same on another kind of server."""
         return self._replace(name=self.name.replace(self.kind, kind, 1))
 
+    def smaller(self) -> On:
+        """Return the same with the values of smaller runs."""
+        return self._replace(values={**self.values, **self.few})
+
     @property
     def live(self) -> bool:
         return self.kind != "sqlite"
