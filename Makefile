@@ -220,14 +220,14 @@ $$venv/bin/python -c "" 2>/dev/null && cmp -s $(2) $$venv/installed.txt || { \
 endef
 
 # Run the tier `pythons` there, in one process beside that of the other Python:
-# each would collect all of it, which takes a fifth of the time of its tests.
+# each further one would collect all of the tests, too.
 define TEST_WITH
 venv=$(VENV)/python$(1); \
 if [ ! -x $$venv/bin/python ]; then exit 0; fi; \
 echo "make: Python $(1) with $(2)"; \
 $$venv/bin/python -m compileall -q sqla_shard; \
-$(call TESTS_DEADLINE,1000) $$venv/bin/python -m pytest -q -n 0 $(ONCE_MORE) \
-    --tier pythons
+$(call TESTS_DEADLINE,1000) $$venv/bin/python -m pytest -q \
+    $(call SIDE_BY_SIDE,1) $(ONCE_MORE) --tier pythons
 endef
 
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \

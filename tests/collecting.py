@@ -84,23 +84,23 @@ def backends_of(name: str, tier: str) -> Sequence[On]:
 
     ``all`` has each that the table lists, and the same of MySQL for each of
     MariaDB, except that an asynchronous driver has one of the two: MySQL for
-    the core.  The core suites run on MariaDB 11.8, too, with the values of
-    smaller runs.  ``test`` takes the one that matters, and MySQL for the core.
-    Those of ``check`` and ``pythons`` need no server.
+    the core.  The core suites run on MariaDB 11.8, too.  Both MariaDBs try as
+    few random values as smaller runs, and others than MySQL.  ``test`` takes
+    the one that matters, and MySQL for the core.  Those of ``check`` and
+    ``pythons`` need no server.
     """
-    ons = SUITES[name]
-    live = [on for on in ons if on.live]
+    plain = [on for on in SUITES[name] if not on.live]
+    live = [on for on in SUITES[name] if on.live]
     mysql = [on.on_kind("mysql") for on in live]
+    mariadb = [on.smaller() for on in live]
     if tier == "all":
         without = "mariadb" if name in CORE else "mysql"
-        newer = [on.smaller().on_kind("mariadb11") for on in live[:1] if name in CORE]
-        return tuple(
-            on for on in (*ons, *mysql, *newer) if not on.in_loop or on.kind != without
-        )
-    plain = [on for on in ons if on.name == "sqlite"]
-    if tier == "test":
-        plain = [*live[:1], *(mysql[:1] if name in CORE else ())] or plain
-    return [on.smaller() for on in plain]
+        newer = [on.on_kind("mariadb11") for on in mariadb[:1] if name in CORE]
+        every = (*plain, *mariadb, *mysql, *newer)
+        return [on for on in every if not on.in_loop or on.kind != without]
+    if tier == "test" and live:
+        return [on.smaller() for on in (*live[:1], *mysql[: name in CORE])]
+    return [on.smaller() for on in plain if on.name == "sqlite"]
 
 
 def is_suite(path: Path) -> bool:

@@ -15,7 +15,7 @@ _COMMITTED = {"engine_options": {"pool_size": 30, "isolation_level": "READ COMMI
 
 _FEW_CHANGES = {"History.changes": 10}
 _FEW_DIFFERENT = {"Differential.selects": 200, "Differential.changes": 60}
-_FEW_MERGED = {"MergedDifferential.statements": 100}
+_FEW_MERGED = {"MergedDifferential.statements": 100, "MergedDifferential.free": 200}
 _FEW_NUMBERS = {"MergedNumbers.statements": 100}
 _LONG_PAGES = {"MergedPages.size": 11}
 _MUTATED = {"Mutated.times": 10 * MANY}
@@ -94,7 +94,7 @@ SUITES: dict[str, tuple[On, ...]] = {
     "mapping_changes": (*BOTH, On("mariadb-loop")),
     "mapping_counts": (
         On("sqlite", values={"Histories.threads": 3}),
-        On("mariadb", options=_MANY_CONNECTIONS),
+        On("mariadb", options=_MANY_CONNECTIONS, few={"Histories.changes": 15}),
     ),
     "mapping_gap": (
         On(
@@ -113,7 +113,10 @@ SUITES: dict[str, tuple[On, ...]] = {
         On("sqlite", values={"Racing.rounds": 10}, few={"Racing.rounds": 4}),
         On("mariadb", options=_MANY_CONNECTIONS, few={"Racing.rounds": 8}),
         On(
-            "mariadb-committed", options=_COMMITTED, values={"Racing.locks_gaps": False}
+            "mariadb-committed",
+            options=_COMMITTED,
+            values={"Racing.locks_gaps": False},
+            few={"Racing.rounds": 8},
         ),
     ),
     "mapping_reading": EVERYWHERE,
@@ -127,10 +130,7 @@ SUITES: dict[str, tuple[On, ...]] = {
         On("sqlite", only="Together Damage Rekeying Resuming Runs"),
         On("mariadb", only="Together Rekeying Uncommitted"),
     ),
-    "verify_racing": (
-        On("sqlite", few={"Racing.seconds": 0.5}),
-        On("mariadb", few={"Racing.seconds": 0.5}),
-    ),
+    "verify_racing": BOTH,
     "verify_relations": (On("sqlite", only="Damage ConcurrentWriters"), On("mariadb")),
     # The cache.
     "cache_functions": BOTH,
@@ -182,12 +182,8 @@ SUITES: dict[str, tuple[On, ...]] = {
     "jobs_delivering": BOTH,
     # Object classes.
     "compressed_blobs": (
-        On("sqlite", few={"Alike.examples": 6, "Together.changes": 10}),
-        On(
-            "mariadb",
-            values={"Alike.examples": 10},
-            few={"Alike.examples": 6, "Together.changes": 10},
-        ),
+        On("sqlite", few={"Alike.examples": 6}),
+        On("mariadb", values={"Alike.examples": 10}, few={"Alike.examples": 6}),
         On("sqlite-loop", only="Unreadable"),
         On("mariadb-loop", only="Alike", values={"Alike.examples": 10}),
     ),

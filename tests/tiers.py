@@ -13,8 +13,8 @@ that the next one runs on another backend, and a few that need none:
     Everything.  ``make all``; also what pytest runs by default.
 
 ``pythons`` is ``check`` for a second Python: with some of the tests that start
-programs, without those that read the sources, and with each function that
-needs a database once (``--once``), whatever its parameters.
+programs, without those that read the sources or measure time, and with each
+function that needs a database once (``--once``), whatever its parameters.
 
 A test says what it needs by a marker, most often by where it is:
 

@@ -10,6 +10,7 @@ one backend takes :meth:`Clusters.on_sqlite` or :meth:`Clusters.on_servers`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class On(NamedTuple):
     :param values: attributes of the classes that this backend sets, such as
         ``{"Models.examples": 20}``.
     :param few: further ones in the smaller runs, such as fewer of the random
-        examples that ``all`` has.
+        examples that ``all`` has on SQLite and on MySQL.
     """
 
     name: str
@@ -61,8 +62,9 @@ class On(NamedTuple):
         return self._replace(name=self.name.replace(self.kind, kind, 1))
 
     def smaller(self) -> On:
-        """Return the same with the values of smaller runs."""
-        return self._replace(values={**self.values, **self.few})
+        """Return the same with the values of smaller runs, but in a soak."""
+        is_soak = os.environ.get("SQLA_SHARD_SOAK") == "1"
+        return self if is_soak else self._replace(values={**self.values, **self.few})
 
     @property
     def live(self) -> bool:
