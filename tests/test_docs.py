@@ -8,8 +8,8 @@ it are not decoration either:
   the README) becomes that file; one of Python is imported or started later;
 * a block of class ``output`` has to be what was printed since the last one,
   with ``...`` for what is different each time; what is printed must be shown;
-* ``console`` blocks are executed too: ``$ python file.py``, ``$ sqla-shard``,
-  ``$ alembic`` and ``$ ls``;
+* ``console`` blocks are executed too: ``$ python file.py``, ``$ sqla-shard``
+  and ``$ alembic``;
 * TOML and JSON blocks without a file name have to be valid topologies.
 
 Blocks of class ``live`` need servers: pages show those of MySQL, such as
@@ -239,7 +239,7 @@ class Runner:
             elif program == "alembic":
                 program = sys.executable
                 arguments = ["-m", "alembic", *arguments]
-            elif program != "ls":
+            else:
                 pytest.fail(f"{block.where}: {program} is not run in tests")
             environ = {**os.environ, "PYTHONWARNINGS": "error"}
             # As readers see it: where it is set, pytest prints some lines
