@@ -8,6 +8,7 @@ global privileges nor those of roles.
 from __future__ import annotations
 
 from sqla_shard.exc.base import shortened_list
+from sqla_shard.fleet.accounts import passwords_differ
 from sqla_shard.fleet.app_access import gaps
 from sqla_shard.fleet.clients import AppSession, described, late_line
 from sqla_shard.fleet.facts import FleetFacts, PairFacts, ServerFacts
@@ -102,7 +103,7 @@ def fleet_accounts(
     """Accounts of the operator and of replication that its primary has."""
     for user in sorted(fleet.operators):
         there, here = (
-            {login.proof for login in server.logins if login.user == user}
+            any(login.user == user for login in server.logins)
             for server in (pair.primary, standby)
         )
         if there and not here:
@@ -112,7 +113,7 @@ def fleet_accounts(
                 f"{_alone(standby)}CREATE USER, with the privileges that it has on "
                 f"{pair.primary.address}",
             )
-        elif there and None not in there | here and there.isdisjoint(here):
+        elif passwords_differ(user, pair.primary.logins, standby.logins):
             yield warning(
                 standby,
                 f"has another password of {user!r} than its primary: after a failover "

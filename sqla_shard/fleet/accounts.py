@@ -149,6 +149,17 @@ class Login:
         return f"'{self.user}'@'{self.host}'"
 
 
+def passwords_differ(
+    user: str, logins: Iterable[Login], others: Iterable[Login]
+) -> bool:
+    """Return whether a user certainly has no password of one server on another."""
+    one, other = (
+        {login.proof for login in found if login.user == user}
+        for found in (logins, others)
+    )
+    return bool(one and other) and None not in one | other and one.isdisjoint(other)
+
+
 def logins_of(
     admin: Admin,
     accounts: Sequence[tuple[Any, ...]],

@@ -156,9 +156,9 @@ class Failover(Promotion):
         found += required.fences(old, new)
         found += required.replication_account(old, new)
         pair = pair_named(self.fleet.topology(), self.server)
-        found += required.access(
-            (old, pair.primary), (new, str(pair.standby)), pair.databases()
-        )
+        urls = (old, pair.primary), (new, str(pair.standby))
+        found += required.replication_login(*urls)
+        found += required.access(*urls, pair.databases())
         found += bypass_problems(self.fleet.accounts, old)
         found += bypass_problems(self.fleet.accounts, new)
         self.warnings += long_work(old)

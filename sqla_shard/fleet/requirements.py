@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from sqlalchemy import make_url
+
 from sqla_shard.exc import Problem
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.fleet.accounts import Accounts
+from sqla_shard.fleet.accounts import Accounts, passwords_differ
 from sqla_shard.fleet.admin import SYSTEM
-from sqla_shard.fleet.app_access import access_of, access_problems, gaps, gaps_alone
+from sqla_shard.fleet.app_access import (
+    access_of,
+    access_problems,
+    attempt,
+    gaps,
+    gaps_alone,
+)
 from sqla_shard.fleet.content_checks import full_disk
 from sqla_shard.fleet.facts import (
     FleetFacts,
@@ -223,6 +231,44 @@ class Requirements:
             for server in servers
             if not server.admin.value(
                 "SELECT COUNT(*) FROM mysql.user WHERE user = %s", user
+            )
+        ]
+
+    def replication_login(
+        self, old: tuple[Replication, str], new: tuple[Replication, str]
+    ) -> list[Problem]:
+        """Return whether the former primary could not log in to the new one.
+
+        :param old: the primary, and its URL in the topology.
+        :param new: the same of its standby.
+        """
+        account = self._accounts.replication
+        if account is None:
+            return []
+        before, after = (
+            attempt(
+                make_url(url)
+                .set(username=account.user, password=account.password)
+                .render_as_string(hide_password=False),
+                {},
+                name=server.admin.name,
+                timeout=self._fleet.timeout,
+            )
+            for server, url in (old, new)
+        )
+        # From here neither server may let it in, and MySQL has salts.
+        is_refused = before.is_tried and not before.error and after.error
+        if not is_refused and not passwords_differ(
+            account.user, old[0].logins(), new[0].logins()
+        ):
+            return []
+        admin = new[0].admin
+        return [
+            Problem(
+                admin.name,
+                f"it does not let {account.user!r} in as {old[0].admin} does, which "
+                f"could not become its standby; on {admin.address}: SET SESSION "
+                "sql_log_bin = 0; ALTER USER, with the password of the other",
             )
         ]
 

@@ -218,6 +218,23 @@ def test_a_replication_account_that_is_missing(pairs, pair):
         pairs.accounts = accounts
 
 
+def test_a_replication_account_with_another_password(pairs, pair):
+    account = pairs.accounts.replication
+
+    def alter(password):
+        with pair.standby.root_connect() as connection:
+            connection.cursor().execute("SET SESSION sql_log_bin = 0")
+            connection.cursor().execute(
+                f"ALTER USER '{account.user}'@'127.0.0.1' IDENTIFIED BY %s", (password,)
+            )
+
+    alter("another")
+    try:
+        assert f"it does not let {account.user!r} in as server1 " in problems(pairs)
+    finally:
+        alter(account.password)
+
+
 class Shut(NamedTuple):
     """A change on the standby after which the application cannot write.
 

@@ -121,8 +121,11 @@ def _config(
     text = (template_path() / "alembic.ini.mako").read_text(encoding="utf-8")
     sections = []
     for index, (name, folder) in enumerate(folders.items()):
-        title = name if index else _FIRST
+        title, option = (
+            (name, f"--name {name}") if index else (_FIRST, "without --name")
+        )
         sections.append(
+            f"# Keyspace {name}: alembic {option}\n"
             f"[{title}]\n"
             f"script_location = {_here(config, folder)}\n"
             "prepend_sys_path = .\n"
