@@ -764,7 +764,7 @@ def _every(job: ClaimedJob) -> Every | None:
 
 def is_periodic(job: ClaimedJob) -> bool:
     """Return whether a job is pending again after a run."""
-    return _every(job) is not None
+    return job.unique_key is not None and _every(job) is not None
 
 
 def repeat(session: ShardSession, job: ClaimedJob, error: str | None = None) -> None:
