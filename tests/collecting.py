@@ -83,15 +83,15 @@ def backends_of(name: str, tier: str) -> Sequence[On]:
     """Return the backends of a module of suites in a tier.
 
     ``all`` has each that the table lists, and the same of MySQL for each of
-    MariaDB, except that an asynchronous driver has one of the two: MySQL for
-    the core.  The core suites run on MariaDB 11.8, too.  Both MariaDBs try as
-    few random values as smaller runs, and others than MySQL.  ``test`` takes
-    the one that matters, and MySQL for the core.  Those of ``check`` and
-    ``pythons`` need no server.
+    MariaDB, except that an asynchronous driver has one of the two, MySQL for
+    the core, and mysqlclient MariaDB.  The core suites run on MariaDB 11.8,
+    too.  Both MariaDBs try as few random values as smaller runs, and others
+    than MySQL.  ``test`` takes the one that matters, and MySQL for the core.
+    Those of ``check`` and ``pythons`` need no server.
     """
     plain = [on for on in SUITES[name] if not on.live]
     live = [on for on in SUITES[name] if on.live]
-    mysql = [on.on_kind("mysql") for on in live]
+    mysql = [on.on_kind("mysql") for on in live if "driver" not in on.options]
     mariadb = [on.smaller() for on in live]
     if tier == "all":
         without = "mariadb" if name in CORE else "mysql"
