@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,46 @@ def test_what_is_stored_is_a_write(cluster, user_id, also):
         session.add(User())
         with pytest.raises((ColocationError, CrossShardWriteError)):
             session.flush()
+
+
+_CHANGES: dict[str, Callable[[Any, User], Any]] = {
+    "name": lambda session, user: setattr(user, "name", "changed"),
+    "same name": lambda session, user: setattr(user, "name", ""),
+    "child that is not stored": lambda session, user: Profile(user=user),
+    "child": lambda session, user: session.add(Profile(user=user, shard_id=1)),
+    "no child": lambda session, user: setattr(user, "profile", None),
+    "read": lambda session, user: user.profile,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Object of type:sqlalchemy.exc.SAWarning")
+def test_changes_are_refused_if_they_write_a_row(cluster, user_id, rng):
+    """Random ones, beside a write of another shard."""
+    with cluster.begin(shard_id=1) as session:
+        parent = User(profile=Profile())
+        session.add(parent)
+        session.flush()
+        ids = [user_id, parent.id]
+    for _ in range(30):
+        changes = rng.choices(list(_CHANGES), k=rng.randint(1, 3))
+        changed_id = rng.choice(ids)
+        with cluster.session() as session, StatementLog() as log:
+            user = session.get_one(User, changed_id)
+            for change in changes:
+                _CHANGES[change](session, user)
+            session.flush()
+            writes = any(one.split()[0] != "SELECT" for one in log.statements)
+        with cluster.session(shard_id=3) as session:
+            user = session.get_one(User, changed_id)
+            for change in changes:
+                _CHANGES[change](session, user)
+            session.add(User())
+            try:
+                session.flush()
+            except (ColocationError, CrossShardWriteError):
+                assert writes, changes
+            else:
+                assert not writes, changes
 
 
 def test_what_is_replaced_is_loaded_once(cluster, user_id):
