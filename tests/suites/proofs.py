@@ -219,7 +219,7 @@ class Proofs:
                 first = pack(shard_id, PIN, 10**9 + 1)
                 read(first, [first + 1])
             before = entries()
-            for _ in range(250):
+            for _ in range(80):
                 read(some_ids(1)[0], some_ids(rng.randrange(1, 40)))
             after = entries()
         grown = {e: n - before.get(e, 0) for e, n in after.items()}
