@@ -678,15 +678,15 @@ class _JobLoop:
                 await self._end.wait()
 
     def submit(self, running: RunningJob) -> None:
-        self._loop.call_soon_threadsafe(self._add, running)
-
-    def _add(self, running: RunningJob) -> None:
         self._waiting.append(running)
-        self._begin()
+        self._loop.call_soon_threadsafe(self._begin)
 
     def _begin(self) -> None:
-        while self._waiting and len(self._tasks) < self._concurrency:
-            running = self._waiting.popleft()
+        while len(self._tasks) < self._concurrency:
+            try:
+                running = self._waiting.popleft()
+            except IndexError:
+                return
             # Not by the factory for tasks of the loop, which a job may have set.
             task = asyncio.Task(self._run(running), loop=self._loop)
             running.cancel = self._canceller(task)
@@ -720,12 +720,13 @@ class _JobLoop:
         self._begin()
 
     def take_back(self) -> list[RunningJob]:
-        async def take() -> list[RunningJob]:
-            found = list(self._waiting)
-            self._waiting.clear()
-            return found
-
-        return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
+        # Not in the loop: a job may block it.
+        found: list[RunningJob] = []
+        while True:
+            try:
+                found.append(self._waiting.popleft())
+            except IndexError:
+                return found
 
     def close(self) -> None:
         self._waiting.clear()

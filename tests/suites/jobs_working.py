@@ -44,6 +44,7 @@ from sqla_shard.jobs import (
     Linear,
     queues,
     retry_failed,
+    runners,
     survey,
     task,
     tasks,
@@ -256,6 +257,31 @@ class Running(Suite):
         assert counters(cluster, [near]) == [1]
         states = [row.state for row in rows(cluster)]
         assert states == [JobState.DONE, 0, 0]
+
+    def test_it_stops_while_a_job_blocks_the_event_loop(
+        self, cluster, near, defined, monkeypatch
+    ):
+        monkeypatch.setattr(runners, "_UNTIL_ENDED", 0.1)
+        inside, end = threading.Event(), threading.Event()
+
+        async def blocks() -> None:
+            inside.set()
+            end.wait(WAIT)
+
+        defined(blocks, in_transaction=False).enqueue_now(cluster, near=near)
+        worker = Worker(cluster, queues=["own"])
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            assert inside.wait(WAIT)
+            worker.stop(0)
+            thread.join(WAIT / 2)
+            assert not thread.is_alive()
+            (row,) = rows(cluster)
+            assert (row.state, row.attempts) == (JobState.PENDING, 0)
+        finally:
+            end.set()
+            thread.join(WAIT)
 
     @pytest.mark.parametrize(
         "options",
