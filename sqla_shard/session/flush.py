@@ -292,7 +292,7 @@ def _place_objects(session: ShardSession) -> None:
     unmodified = []
     for instance in (*dirty, *deleted):
         state = instance_state(instance)
-        if instance in deleted or _is_modified(session, instance):
+        if instance in deleted or _is_modified(instance):
             place = place_of(session, state.mapper, instance)
             _check_stays(session, state, place)
             written.add(state, place)
@@ -330,15 +330,14 @@ def _load_replaced(state: InstanceState[Any], links: Links) -> None:
             state.committed_state[key] = before[0]
 
 
-def _is_modified(session: ShardSession, instance: object) -> bool:
+def _is_modified(instance: object) -> bool:
     """Return whether a flush changes the row of an object.
 
     For SQLAlchemy any relationship to one object changes it, also if only the
     row of the other object has the reference; and so does a field that is set to
-    the value that it has.
+    the value that it has.  Its ``is_modified()`` loads expired columns of
+    composites, which a flush does not read.
     """
-    if not session.is_modified(instance, include_collections=False):
-        return False
     state = instance_state(instance)
     changes = state.committed_state
     apart = links_of(state.mapper).apart
@@ -349,11 +348,10 @@ def _is_modified(session: ShardSession, instance: object) -> bool:
     else:
         blob = None
     return (
-        not apart.intersection(changes)
-        or any(
+        any(
             state.attrs[key].history.has_changes()
             for key in changes
-            if key not in apart
+            if key not in apart and not state.manager[key].impl.collection
         )
         # Last: it is encoded.
         or (blob is not None and not blob.is_as_read)

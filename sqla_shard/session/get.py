@@ -219,11 +219,13 @@ class Getter:
                 if found is not None and _repeats_options(state):
                     again = partial(Session.get, session)
                     return self.get_with(session, object_id, hidden, {}, again)
-                found = self._read(session, object_id, place, found)
+                held, found = found, self._read(session, object_id, place, found)
             except UnreadableBlobError as error:
                 raise error.of(object_id) from error
             if found is not None:
                 self._check(session, found, object_id)
+            elif isinstance(held, self._class):
+                private.remove_missing(session, state)
         return self._shown(found, hidden)
 
     def _read(
@@ -350,6 +352,7 @@ class Getter:
         hidden = session.shows_hidden or includes_hidden(execution_options)
         found: dict[int, Any] = {}
         wanted = list(dict.fromkeys(ids))
+        missing: dict[int, Any] = {}
         if not execution_options.get("populate_existing"):
             loaded = session.identity_map
             expired: dict[Any, dict[int, Any]] = {}
@@ -360,7 +363,10 @@ class Getter:
                 state = instance_state(held)
                 if not state.expired:
                     found[object_id] = held
-                elif not options and (
+                    continue
+                if isinstance(held, self._class):
+                    missing[object_id] = state
+                if not options and (
                     _repeats_options(state)
                     # Its class may have more columns; cached rows have them all.
                     or (
@@ -392,6 +398,9 @@ class Getter:
                 session, slot, wanted, many, execution_options, routed=bool(options)
             )
             found |= more
+        for object_id, state in missing.items():
+            if found.get(object_id) is None:
+                private.remove_missing(session, state)
         cls, shown = self._class, self._spec.is_shown
         return [
             one

@@ -76,6 +76,21 @@ class Inserting(Changing):
         )
         assert sorted(map(tuple, many.execute(made))) == [(i, str(i)) for i in pins]
 
+    def test_new_and_changed_objects_are_flushed_to_their_own_shards(self, many, pins):
+        """By the autoflush of an INSERT, and of an UPDATE by ids."""
+        here, there = pins[0], pins[-1]
+        many.add(new := at(unpack(there).shard_id, Pin(title="new", n=7)))
+        many.get(Pin, there).n = 8
+        many.execute(insert(Comment), [{"pin_id": here, "body": "bulk", "n": 9}])
+        at_there = {"shard_id": unpack(there).shard_id}
+        numbers = select(Pin.n).where(Pin.n.in_([7, 8]))
+        found = many.scalars(numbers, bind_arguments=at_there)
+        assert sorted(found) == [7, 8]
+        assert unpack(new.id).shard_id == at_there["shard_id"]
+        new.n = 8
+        many.execute(update(Pin), [{"id": here, "n": 9}])
+        assert list(many.scalars(numbers, bind_arguments=at_there)) == [8, 8]
+
     def test_rows_with_ids_of_their_own(self, many, log):
         ids = [pack(i, PIN, 500 + k) for k in (1, 2) for i in (3, 0)]
         many.execute(insert(Pin), [{"id": i, "title": "own"} for i in ids])

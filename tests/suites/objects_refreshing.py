@@ -13,12 +13,13 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, JSON, select, String
+from sqlalchemy import delete, Engine, event, inspect, JSON, select, String
 from sqlalchemy.ext.mutable import MutableList
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, Session
+from sqlalchemy.orm import composite, DeclarativeBase, Mapped, mapped_column, Session
 
 from sqla_shard import blob_field, ObjectMixin
 from sqla_shard.exc import BlobError
@@ -49,6 +50,18 @@ class Sheet(ObjectMixin, RefreshBase, type_id=44):
     tags: Mapped[list[str]] = blob_field(default_factory=list)
     label: Mapped[str | None] = mapped_column(String(9))
     place: Mapped[str | None] = mapped_column(String(9))
+
+
+@dataclass
+class Point:
+    x: int | None
+    y: int | None
+
+
+class Spot(ObjectMixin, RefreshBase, type_id=45):
+    __tablename__ = "spots"
+
+    point: Mapped[Point] = composite(mapped_column("x"), mapped_column("y"))
 
 
 class PlainSheet(PlainBase):
@@ -266,6 +279,32 @@ class RefreshSuite(Suite):
         finally:
             for side in (ours, plain):
                 side.session.close()
+
+    def test_a_flush_reads_no_columns_of_composites(self, cluster):
+        """They may be columns that raise if they are read."""
+        key = stored(cluster, Spot, point=Point(1, 2))
+        with cluster.session() as session:
+            spot = session.get(Spot, key)
+            session.expire(spot, ["x"])
+            spot.y = 3
+            session.flush()
+            assert "x" in inspect(spot).unloaded
+
+    @pytest.mark.parametrize("many", [False, True])
+    def test_get_of_a_row_that_is_gone(self, cluster, many):
+        """The object leaves the session, which else would write it later."""
+        key = stored(cluster, Sheet)
+        with cluster.session() as session:
+            sheet = session.get(Sheet, key)
+            session.execute(delete(Sheet.__table__).where(Sheet.id == key))
+            session.expire(sheet)
+            if many:
+                assert session.get_many(Sheet, [key]) == [None]
+            else:
+                assert session.get(Sheet, key) is None
+            assert inspect(sheet).deleted
+            sheet.label = "x"
+            session.commit()
 
 
 plain_engine = plain_engine()
