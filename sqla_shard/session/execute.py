@@ -625,13 +625,15 @@ def _evaluated_on(context: ORMExecuteState, place: Place) -> tuple[Any, dict[str
     :returns: the statement and its execution options.
     """
     statement: Any = context.statement
+    mapper: Any = context.bind_mapper
     if (
         not context.is_orm_statement
         or isinstance(context.parameters, list)
         or not isinstance(statement, (Update, Delete))
+        # A class in WHERE makes the statement of a table one of the ORM.
+        or mapper.local_table != statement.table
     ):
         return statement, {}
-    mapper: Any = context.bind_mapper
     spec = spec_of(statement.table)
     if spec.id_index is None or spec.places_of is not None:
         # Its rows do not name their shards by an id: the server has to name them.

@@ -224,7 +224,7 @@ class Getter:
                 raise error.of(object_id) from error
             if found is not None:
                 self._check(session, found, object_id)
-            elif isinstance(held, self._class):
+            elif held is not None:
                 private.remove_missing(session, state)
         return self._shown(found, hidden)
 

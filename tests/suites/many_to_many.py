@@ -66,6 +66,17 @@ class _Many:
 
 
 class WritingMany(_Many):
+    def test_link_rows_are_deleted_by_the_objects_that_a_subquery_finds(self, cluster):
+        """Not joined with their class, which SQLite cannot delete from."""
+        _, post_id, _ = stored(cluster, 2)
+        _, other_id, _ = stored(cluster, 6)
+        remove = delete(post_labels).where(
+            post_labels.c.post_id.in_([post_id, other_id]),
+            post_labels.c.label_id.not_in(select(Label.id).where(Label.text == "x")),
+        )
+        with cluster.begin(cross_shard="unordered") as session:
+            assert session.execute(remove).rowcount == 2
+
     @pytest.mark.parametrize("shard_id", [0, 3, 7])
     def test_link_rows_are_on_the_shard_of_both(self, cluster, shard_id):
         _, post_id, label_id = stored(cluster, shard_id)
