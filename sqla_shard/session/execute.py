@@ -723,11 +723,6 @@ def _by_shard(
     context: ORMExecuteState, session: ShardSession, rows: dict[Place, Any]
 ) -> Result[Any]:
     """Run an INSERT or bulk UPDATE with the rows of each shard."""
-    options = {}
-    if context.is_orm_statement and context.execution_options.get("autoflush", True):
-        # A flush in bulk_on() would write all objects on that shard.
-        private.autoflush(session)
-        options["autoflush"] = False
     if not _is_ours(context):
         invalidate_rows(session, context.statement, rows)
     _log(context, session, rows)
@@ -740,5 +735,5 @@ def _by_shard(
             _issue_ids(context, session, place, part)
             prepare_rows(session, context.statement, place, part)
         with bulk_on(session, place):
-            results.append(_invoke(context, session, place, options))
+            results.append(_invoke(context, session, place))
     return _merged(results)

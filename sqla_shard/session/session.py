@@ -555,13 +555,17 @@ class ShardSession(ShardedSession):
 
     def flush(self, objects: Any = None) -> None:
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
+        # By autoflush or a listener it may be inside a bulk INSERT or UPDATE.
+        bulk = self._bulk
         with self._usage:
             try:
+                self._bulk = None
                 self._flush_views = {}
                 self.issued_attributes = IssuedAttributes()
                 super().flush(objects)
             finally:
                 self._flush_views = None
+                self._bulk = bulk
 
     def commit(self) -> None:
         """Commit; see :meth:`sqlalchemy.orm.Session.commit`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert, literal, select, update
+from sqlalchemy import delete, event, insert, literal, select, update
 
 from sqla_shard import exc, full_id
 from tests.models.clusters import at, PINS, ShardLog
@@ -77,7 +77,7 @@ class Inserting(Changing):
         assert sorted(map(tuple, many.execute(made))) == [(i, str(i)) for i in pins]
 
     def test_new_and_changed_objects_are_flushed_to_their_own_shards(self, many, pins):
-        """By the autoflush of an INSERT, and of an UPDATE by ids."""
+        """By the autoflush of an INSERT and of an UPDATE by ids, and by listeners."""
         here, there = pins[0], pins[-1]
         many.add(new := at(unpack(there).shard_id, Pin(title="new", n=7)))
         many.get(Pin, there).n = 8
@@ -90,6 +90,12 @@ class Inserting(Changing):
         new.n = 8
         many.execute(update(Pin), [{"id": here, "n": 9}])
         assert list(many.scalars(numbers, bind_arguments=at_there)) == [8, 8]
+        event.listen(many, "do_orm_execute", lambda state: many.flush())
+        new.n = 7
+        with many.no_autoflush:
+            rows = [{"pin_id": here, "body": "core", "n": 9}]
+            many.execute(insert(Comment.__table__), rows)
+        assert sorted(many.scalars(numbers, bind_arguments=at_there)) == [7, 8]
 
     def test_rows_with_ids_of_their_own(self, many, log):
         ids = [pack(i, PIN, 500 + k) for k in (1, 2) for i in (3, 0)]
