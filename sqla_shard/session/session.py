@@ -78,6 +78,7 @@ from sqla_shard.session.transaction import (
     roll_back_together,
     TransactionLog,
 )
+from sqla_shard.types.object_ids import inserting_on
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.logs import careful_log
 
@@ -557,7 +558,7 @@ class ShardSession(ShardedSession):
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
         # By autoflush or a listener it may be inside a bulk INSERT or UPDATE.
         bulk = self._bulk
-        with self._usage:
+        with self._usage, inserting_on(None):
             try:
                 self._bulk = None
                 self._flush_views = {}

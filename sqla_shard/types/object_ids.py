@@ -72,8 +72,11 @@ _ORDERINGS = frozenset(
 
 
 @contextmanager
-def inserting_on(shard_id: int) -> Iterator[None]:
-    """Compose the ids of rows inserted inside the block with this shard."""
+def inserting_on(shard_id: int | None) -> Iterator[None]:
+    """Compose the ids of rows inserted inside the block with this shard.
+
+    :param shard_id: None for rows of any shard, whose ids servers compose.
+    """
     # A token would be lost by an interrupt right after set().
     before = _inserting.get()
     try:
