@@ -17,7 +17,7 @@ from pathlib import Path
 from sqla_shard.fleet import apply
 from sqla_shard.fleet.failover import Failover
 from tests.benchmarks.servers import TITLES
-from tests.servers.fleet_load import create, SHARDS, writing
+from tests.servers.fleet_load import create, writing
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_pauses import PauseLog
 from tests.servers.fleet_splits import planned, renewed
@@ -79,7 +79,7 @@ def _measured(
         for name, kind in KINDS.items():
             path = Path(folder, name)
             path.mkdir()
-            pairs = FleetPairs(path, spare=int(is_split), shards=SHARDS, pair=kind.pair)
+            pairs = FleetPairs(path, spare=int(is_split), shards=16, pair=kind.pair)
             fleets[name] = stack.enter_context(pairs)
             if not is_split:
                 create(pairs)

@@ -108,13 +108,13 @@ class Scene:
             # Each restore reads all that was written since the backup.
             rest=0.0 if SOAK else 0.05,
         ) as load:
-            load.wait_for_acks(200)
+            load.wait_for_acks(50)
             begin = time.monotonic()
             (self.backup,) = create_backups(
                 self.fleet, self.storage, Scope(keyspace="objects")
             )
             self.seconds = time.monotonic() - begin
-            load.wait_for_acks(200)
+            load.wait_for_acks(50)
             # The name of the live database is in one of the statements.
             self.on_live("ALTER TABLE `odd ;` ADD COLUMN z INT DEFAULT 5")
             self.on_live(f"CREATE TABLE {LIVE}.more (id INT PRIMARY KEY)", default=None)
@@ -125,11 +125,11 @@ class Scene:
             self.on_live("INSERT INTO more VALUES (1), (2), (3)")
             self.on_live("UPDATE `odd ;` SET a = 'new' WHERE id = 1")
             self.on_live("CREATE TABLE chosen AS SELECT id, a FROM `odd ;`")
-            load.wait_for_acks(200)
+            load.wait_for_acks(50)
             self.gtid, self.content = self.record()
             self.on_live("UPDATE `odd ;` SET a = 'wrong'")
             self.on_live("DELETE FROM more")
-            load.wait_for_acks(200)
+            load.wait_for_acks(50)
             self.on_quiet("UPDATE notes SET v = 'after' WHERE id = 1")
             self.on_quiet("INSERT INTO notes VALUES (2, 'later')")
             self.quiet, self.second = self.read(f"db{QUIET:05d}"), self.tick()

@@ -97,7 +97,7 @@ def load(pairs, tmp_path, request):
     empty(pairs)
     seed = request.config.getoption("hypothesis_seed")
     with writing(pairs, tmp_path / "log", seed) as load:
-        load.wait_for_acks(200)
+        load.wait_for_acks(50)
         yield load
 
 
@@ -112,7 +112,7 @@ def test_failovers_lose_nothing(pairs, fleet, load, say):
         assert roles(pairs) == (new, old)
         assert not any("problem" in note for note in result.notes.values())
         found.append(result.pause)
-        load.wait_for_acks(100)
+        load.wait_for_acks(30)
     attempts = load.stop()
     milliseconds = ", ".join(f"{1000 * pause:.0f}" for pause in found)
     say(f"failovers, pauses {milliseconds} ms; {pauses(attempts)}")
@@ -155,7 +155,7 @@ def test_rows_that_differ_refuse_a_failover(pairs, fleet, quiet, load, say):
     assert "sqla-shard fleet verify server1" in str(info.value)
     assert "--skip-compare" in str(info.value)
     assert roles(pairs) == (old, new)
-    load.wait_for_acks(50)
+    load.wait_for_acks(20)
     unlogged(new, "UPDATE db00001.quiet SET v = 'a'")
     result = apply(fleet, plan)
     assert result.problems == ()
@@ -251,7 +251,7 @@ def test_a_killed_failover_is_resumed_or_undone(pairs, fleet, load, rng, say):
         assert result.state == ("finished" if after == "resume" else "undone")
         expected = (new, old) if after == "resume" else (old, new)
         assert roles(pairs) == expected
-        load.wait_for_acks(100)
+        load.wait_for_acks(30)
     prove(pairs, load.stop())
 
 

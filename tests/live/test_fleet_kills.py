@@ -63,7 +63,7 @@ def load(pairs, tmp_path, request):
             primary.root_execute(f"TRUNCATE db{shard:05d}.{table}")
     wait_until_equal(primary, standby)
     with writing(pairs, tmp_path / "log", seed) as load:
-        load.wait_for_acks(100)
+        load.wait_for_acks(30)
         yield load
 
 
@@ -137,7 +137,7 @@ def test_a_killed_reopening(pairs, fleet, load, say):
         if end is undo and not was_open:
             assert read_only(primary) == CLOSED
             apply(fleet, Reopen.planned(fleet, "server1"))
-        load.wait_for_acks(50)
+        load.wait_for_acks(20)
     prove(pairs, load.stop())
 
 
@@ -376,7 +376,7 @@ def test_a_killed_change_of_orphans(two_pairs, tmp_path, request, monkeypatch, s
                 (problem,) = result.problems
                 assert "were dropped" in problem
                 assert len(after) == (len(MOVED) - 1 if at == 2 else 0)
-        load.wait_for_acks(50)
+        load.wait_for_acks(20)
         attempts = load.stop()
     assert check(attempts, rows_now(two_pairs)) == []
     for name in ("server1", "server2"):
@@ -445,7 +445,7 @@ def test_a_killed_closing_of_a_standby(pairs, fleet, load, say):
         stays_open = end is undo and not was_closed
         assert read_only(standby) == (OPEN if stays_open else CLOSED)
         standby.root_execute("SET GLOBAL read_only = 1")
-        load.wait_for_acks(50)
+        load.wait_for_acks(20)
     prove(pairs, load.stop())
 
 
@@ -470,7 +470,7 @@ def test_a_killed_closing_of_a_former_primary(pairs, fleet, load, say):
         ended = result.notes.get("close", {}).get("ended", [])
         is_named = any(port in group["ports"] for group in ended)
         assert is_named == (end is resume and not was_closed)
-        load.wait_for_acks(50)
+        load.wait_for_acks(20)
     former.root_execute("SET GLOBAL read_only = 0")
     prove(pairs, load.stop())
 

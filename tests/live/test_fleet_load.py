@@ -1,8 +1,7 @@
 """Applications write during every operation of a fleet, and lose nothing.
 
-The topology is in a ZooKeeper of three servers.  With ``SQLA_SHARD_SOAK=1``
-eight applications write, and random operations follow each other for five
-minutes.
+The topology is in ZooKeeper.  With ``SQLA_SHARD_SOAK=1`` eight applications
+write, and random operations follow each other for five minutes.
 """
 
 from __future__ import annotations
@@ -28,13 +27,12 @@ from sqla_shard.fleet.restore import Restore
 from sqla_shard.fleet.split import Split
 from sqla_shard.fleet.storage import Storage
 from sqla_shard.fleet.write_access import Reopen, Retire
-from sqla_shard.testing import ZooKeeperEnsemble
 from sqla_shard.testing.database_server import system_user
 from sqla_shard.testing.local_server import wait_until
 from tests.servers.fleet_controls import Unfenced
 from tests.servers.fleet_load import wait_until_equal
 from tests.servers.fleet_pairs import empty_server
-from tests.servers.fleet_scene import FleetScene
+from tests.servers.fleet_scene import FleetScene, SHARDS
 from tests.servers.fleet_semi_sync import look_at, use_semi_sync
 from tests.servers.load_checks import rows_at
 from tests.servers.load_log import ACKNOWLEDGED, Attempt
@@ -44,16 +42,12 @@ from tests.servers.server_statements import let_root_write, standby_state, words
 pytestmark = [pytest.mark.live, pytest.mark.thorough]
 
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
-WRITERS = 8 if SOAK else 4
+WRITERS = 8 if SOAK else 2
 #: Acknowledged writes to wait for after each operation.
-ACKS = 200 if SOAK else 60
+ACKS = 200 if SOAK else 30
 SECONDS = 300
-
-
-@pytest.fixture(scope="module")
-def ensemble(zookeeper_installed):
-    with ZooKeeperEnsemble(servers=3) as ensemble:
-        yield ensemble
+#: The shards that move.
+HALF = [f"{SHARDS // 2}-{SHARDS - 1}"]
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +56,20 @@ def seed(request):
 
 
 @pytest.fixture(scope="module")
-def scene(server_kind, ensemble, seed, tmp_path_factory):
+def scene(server_kind, zookeeper_server, seed, tmp_path_factory):
     """Return a fleet of which no shard has moved."""
     folder = tmp_path_factory.mktemp("scene")
     with FleetScene(
-        folder, ensemble, seed=seed, writers=WRITERS, kind=server_kind
+        folder, zookeeper_server, seed=seed, writers=WRITERS, kind=server_kind
     ) as scene:
         yield scene
 
 
 @pytest.fixture
-def new_scene(server_kind, ensemble, seed, tmp_path):
+def new_scene(server_kind, zookeeper_server, seed, tmp_path):
     """Return a fleet of this test alone."""
     with FleetScene(
-        tmp_path, ensemble, seed=seed, writers=WRITERS, kind=server_kind
+        tmp_path, zookeeper_server, seed=seed, writers=WRITERS, kind=server_kind
     ) as scene:
         yield scene
 
@@ -141,7 +135,7 @@ def verify(scene, load):
 
 def back_up_and_restore(scene, load):
     """Restore a shard next to the live one."""
-    shard = scene.rng.randrange(16)
+    shard = scene.rng.randrange(SHARDS)
     folder = scene.folder / f"backup{time.monotonic_ns()}"
     before = load.attempts()
     (server,) = [
@@ -213,7 +207,7 @@ def replace_and_retire(scene, load):
 
 def split(scene, load):
     """Move the second half of the shards to the spare pair."""
-    move_to_spare(scene, load, ["8-15"])
+    move_to_spare(scene, load, HALF)
     assert scene.names() == ["server1", "server2"]
 
 
@@ -239,12 +233,12 @@ def planned_to_spare(scene, shards):
 
 
 def move_to_spare(scene, load, shards):
-    with idle_client(scene, 15) as write:
+    with idle_client(scene, SHARDS - 1) as write:
         result = applied(scene, planned_to_spare(scene, shards))
         with pytest.raises(pymysql.err.OperationalError):
             write()
     assert result.pause is not None
-    load.wait_for_acks(20, shards=range(8, 16))
+    load.wait_for_acks(10, shards=range(SHARDS // 2, SHARDS))
 
 
 @contextlib.contextmanager
@@ -299,7 +293,7 @@ def change_orphans(scene, load):
         )
         applied(scene, plan)
 
-    assert len(orphans_of(scene.fleet, "server1")) == 8
+    assert len(orphans_of(scene.fleet, "server1")) == SHARDS // 2
     change("rename")
     change("restore")
     change("rename")
@@ -346,7 +340,9 @@ def test_shards_that_move_lose_nothing(new_scene, operations, say):
 @pytest.mark.skipif(not SOAK, reason="needs SQLA_SHARD_SOAK=1")
 # The last operation may begin when the time is nearly up.
 @pytest.mark.timeout(2 * SECONDS)
-def test_random_operations_lose_nothing(server_kind, ensemble, seed, tmp_path, say):
+def test_random_operations_lose_nothing(
+    server_kind, zookeeper_server, seed, tmp_path, say
+):
     end = time.monotonic() + SECONDS
     done = acknowledged = number = 0
     while time.monotonic() < end:
@@ -354,7 +350,11 @@ def test_random_operations_lose_nothing(server_kind, ensemble, seed, tmp_path, s
         folder = tmp_path / str(number)
         folder.mkdir()
         with FleetScene(
-            folder, ensemble, seed=f"{seed} {number}", writers=WRITERS, kind=server_kind
+            folder,
+            zookeeper_server,
+            seed=f"{seed} {number}",
+            writers=WRITERS,
+            kind=server_kind,
         ) as scene:
             left = [split, change_orphans]
             for _ in range(8):
@@ -387,7 +387,7 @@ def without_fence(scene, load, monkeypatch):
 def without_kill(scene, load, monkeypatch):
     """Leave a transaction that commits when the old home is open again."""
     monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: [])
-    shard = 8
+    shard = SHARDS // 2
     url, name = scene.places()[shard]
     begin = time.monotonic()
     with connect_to(url) as connection:
@@ -398,7 +398,7 @@ def without_kill(scene, load, monkeypatch):
             f"INSERT INTO `{name}`.load_notes (token, pin_local) VALUES ('open', %s)",
             (local_id,),
         )
-        apply(scene.fleet, planned_to_spare(scene, ["8-15"]))
+        apply(scene.fleet, planned_to_spare(scene, HALF))
         connection.commit()
     scene.attempts.append(
         Attempt(
@@ -414,8 +414,8 @@ def without_kill(scene, load, monkeypatch):
 
 def without_kill_of_idle(scene, load, monkeypatch):
     monkeypatch.setattr(Fence, "kill_sessions", lambda self, seconds: [])
-    with idle_client(scene, 15) as write:
-        apply(scene.fleet, planned_to_spare(scene, ["8-15"]))
+    with idle_client(scene, SHARDS - 1) as write:
+        apply(scene.fleet, planned_to_spare(scene, HALF))
         write()
 
 

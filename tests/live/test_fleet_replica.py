@@ -167,7 +167,7 @@ def load(scene, tmp_path, request):
         seed=request.config.getoption("hypothesis_seed"),
         processes=2,
     ) as load:
-        load.wait_for_acks(100)
+        load.wait_for_acks(30)
         yield load
 
 
@@ -192,11 +192,11 @@ def test_a_standby_is_built_and_promoted(scene, load, say):
     source, _ = words(primary).SEMI_SYNC
     assert f"where semi-sync is off; on it: SET GLOBAL {source}_enabled" in str(result)
     assert standby is new
-    load.wait_for_acks(100)
+    load.wait_for_acks(30)
     applied_failover = apply(scene.fleet, Failover.planned(scene.fleet, "server1"))
     assert applied_failover.state == "finished"
     assert scene.roles == (new, primary)
-    load.wait_for_acks(100)
+    load.wait_for_acks(30)
     scene.prove(load.stop())
 
 
@@ -260,7 +260,7 @@ def test_a_standby_is_rebuilt(scene, load, say):
     applied(scene, plan, say)
     assert ("db_errant",) not in standby.root_execute("SHOW DATABASES")
     assert scene.roles == (primary, standby)
-    load.wait_for_acks(100)
+    load.wait_for_acks(30)
     scene.prove(load.stop())
 
 
@@ -283,7 +283,7 @@ def test_a_server_with_content_is_named_and_rebuilt(scene, load, say):
     former.root_execute("CREATE DATABASE db_errant")
     applied(scene, scene.planned("rebuild", discard_errant=True), say)
     assert scene.roles == (primary, former)
-    load.wait_for_acks(100)
+    load.wait_for_acks(30)
     scene.prove(load.stop())
 
 
@@ -296,7 +296,7 @@ def test_a_standby_is_replaced(scene, load, say):
     applied(scene, plan, say)
     assert scene.roles == (primary, new)
     assert old.root_execute("SHOW REPLICA STATUS") == []
-    load.wait_for_acks(100)
+    load.wait_for_acks(30)
     scene.prove(load.stop())
 
 
@@ -394,7 +394,7 @@ def test_a_killed_replacement_is_resumed_or_undone(scene, load, rng, say, monkey
             assert "undo" not in result.notes
             assert scene.roles == (primary, old)
             assert new.root_execute("SHOW REPLICA STATUS") == []
-        load.wait_for_acks(50)
+        load.wait_for_acks(20)
     scene.prove(load.stop())
 
 
@@ -733,7 +733,7 @@ def test_mariabackup_is_a_command(scene, load, say, tmp_path):
         restarted = pool.submit(restart_with, new, folder)
         applied(scene, plan, say)
         restarted.result()
-    load.wait_for_acks(100)
+    load.wait_for_acks(30)
     scene.prove(load.stop())
     assert new.root_execute("SELECT a FROM db00000.seen") == [(1,)]
     primary.root_execute("DROP VIEW db00000.seen")
@@ -758,6 +758,6 @@ def test_a_clone_replaces_the_standby(scene, load, say):
         restarted = pool.submit(restart_when_stopped, new)
         applied(scene, plan, say)
         restarted.result()
-    load.wait_for_acks(100)
+    load.wait_for_acks(30)
     scene.prove(load.stop())
     assert scene.roles == (primary, new)

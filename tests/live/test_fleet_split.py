@@ -27,23 +27,22 @@ from sqla_shard.fleet.orphans import OrphanChange, orphans_of
 from sqla_shard.fleet.replication import replication_of
 from sqla_shard.fleet.split import Split
 from sqla_shard.testing.database_server import system_user
+from tests.servers.fleet_load import writing
 from tests.servers.fleet_pairs import FleetPairs
 from tests.servers.fleet_pauses import PauseLog
 from tests.servers.fleet_processes import apply_until
 from tests.servers.fleet_splits import address, planned, renewed
 from tests.servers.load_checks import check, only_old, pauses, rows_at, rows_of_places
 from tests.servers.load_log import Attempt
-from tests.servers.load_writers import RawWriter
 from tests.servers.published import connect_to, places, publish_to
 from tests.servers.server_statements import received, unlogged, words
-from tests.servers.writing_load import Load
 
 pytestmark = pytest.mark.live
 
-SHARDS = 16
-STAYING = range(8)
-MOVING = range(8, 16)
-LATE = "db00015.late"
+SHARDS = 8
+STAYING = range(SHARDS // 2)
+MOVING = range(SHARDS // 2, SHARDS)
+LATE = "db00007.late"
 SOAK = os.environ.get("SQLA_SHARD_SOAK") == "1"
 LOCK = "topology.json.fleet/lock"
 STEPS = (
@@ -73,17 +72,6 @@ def seed(request, say):
 @pytest.fixture
 def fleet(pairs):
     return renewed(pairs)
-
-
-def loaded(pairs, folder, seed, processes=8):
-    folder.mkdir()
-    return Load(
-        RawWriter(path=pairs.path),
-        shards=range(SHARDS),
-        folder=folder,
-        seed=seed,
-        processes=processes,
-    )
 
 
 def rows_on(pairs, server, shards=range(SHARDS)):
@@ -187,14 +175,14 @@ def test_a_split_loses_nothing(pairs, tmp_path, seed, say):
     for number in range(20 if SOAK else 1):
         fleet = renewed(pairs)
         with (
-            loaded(pairs, tmp_path / str(number), f"{seed} {number}") as load,
+            writing(pairs, tmp_path / str(number), f"{seed} {number}") as load,
             Stale(pairs) as stale,
         ):
-            load.wait_for_acks(800)
+            load.wait_for_acks(200)
             plan = planned(fleet, pairs)
             assert plan.problems == ()
             result = apply(fleet, plan)
-            load.wait_for_acks(400, shards=MOVING)
+            load.wait_for_acks(100, shards=MOVING)
             attempts = load.stop()
         say(str(result))
         for name, shards in (("staying", STAYING), ("moving", MOVING)):
@@ -208,10 +196,10 @@ def test_a_split_loses_nothing(pairs, tmp_path, seed, say):
 
 @pytest.mark.thorough
 def test_the_pause_of_a_quiet_split(fleet, pairs, tmp_path, seed, say):
-    with loaded(pairs, tmp_path / "load", seed, processes=2) as load:
-        load.wait_for_acks(200)
+    with writing(pairs, tmp_path / "load", seed, processes=2) as load:
+        load.wait_for_acks(50)
         result = apply(fleet, planned(fleet, pairs))
-        load.wait_for_acks(100, shards=MOVING)
+        load.wait_for_acks(30, shards=MOVING)
         attempts = load.stop()
     say(f"2 writers: {result}")
     say(f"  {pauses(attempts)}")
@@ -222,15 +210,15 @@ def test_the_pause_of_a_quiet_split(fleet, pairs, tmp_path, seed, say):
 @pytest.mark.parametrize(
     "sql",
     [
-        "SELECT * FROM db00015.load_pins",
-        "INSERT INTO db00015.load_pins (token) VALUES ('x')",
-        "DROP DATABASE db00015",
+        "SELECT * FROM db00007.load_pins",
+        "INSERT INTO db00007.load_pins (token) VALUES ('x')",
+        "DROP DATABASE db00007",
     ],
 )
 def test_the_old_home_is_shut(split_once, index, sql):
     with split_once["server1"].servers[index].connect() as connection:
         cursor = connection.cursor()
-        cursor.execute("SELECT COUNT(*) FROM db00007.load_pins")
+        cursor.execute("SELECT COUNT(*) FROM db00003.load_pins")
         with pytest.raises(pymysql.err.OperationalError) as info:
             cursor.execute(sql)
     assert info.value.args[0] in {1142, 1044} | ({1290} if index else set())
@@ -240,9 +228,9 @@ def test_the_old_home_is_shut(split_once, index, sql):
 def test_the_copies_on_the_target_are_shut(split_once, index):
     with split_once["server2"].servers[index].connect() as connection:
         cursor = connection.cursor()
-        cursor.execute("SELECT COUNT(*) FROM db00008.load_pins")
+        cursor.execute("SELECT COUNT(*) FROM db00004.load_pins")
         with pytest.raises(pymysql.err.OperationalError) as info:
-            cursor.execute("SELECT COUNT(*) FROM db00007.load_pins")
+            cursor.execute("SELECT COUNT(*) FROM db00003.load_pins")
     assert info.value.args[0] in {1142, 1044}
 
 
@@ -258,7 +246,7 @@ def domains_of(server):
 def test_both_sides_write_under_their_own_domain(split_once):
     source, target = split_once["server1"], split_once["server2"]
     domains = set()
-    for pair, shard in ((source, 0), (target, 15)):
+    for pair, shard in ((source, 0), (target, 7)):
         with pair.primary.connect(autocommit=True) as connection:
             connection.cursor().execute(
                 f"INSERT INTO db{shard:05d}.load_pins (token) VALUES ('own')"
@@ -329,11 +317,11 @@ def test_kill_9_before_it_is_published(pairs, tmp_path, seed, say):
     for number, (step, end) in enumerate(choices):
         say(f"kill -9 after {step}, {end.__name__}")
         folder = tmp_path / str(number)
-        with loaded(pairs, folder, f"{seed} {number}", 3) as load:
-            load.wait_for_acks(100)
+        with writing(pairs, folder, f"{seed} {number}") as load:
+            load.wait_for_acks(30)
             apply_until(pairs.fleet(), planned(fleet, pairs), step=step, state="done")
             result = end(pairs.fleet())
-            load.wait_for_acks(100, shards=MOVING)
+            load.wait_for_acks(30, shards=MOVING)
             attempts = load.stop()
         assert result.state == ("undone" if end is undo else "finished")
         prove(pairs, attempts)
@@ -348,20 +336,20 @@ def test_kill_9_after_it_is_published(pairs, tmp_path, seed, say):
         say(f"kill -9 after {step}")
         fleet = renewed(pairs)
         folder = tmp_path / str(number)
-        with loaded(pairs, folder, f"{seed} {number}", 3) as load:
-            load.wait_for_acks(100)
+        with writing(pairs, folder, f"{seed} {number}") as load:
+            load.wait_for_acks(30)
             apply_until(pairs.fleet(), planned(fleet, pairs), step=step, state="done")
             with pytest.raises(UndoRefusedError, match="resume"):
                 undo(pairs.fleet())
             assert resume(pairs.fleet()).state == "finished"
-            load.wait_for_acks(100, shards=MOVING)
+            load.wait_for_acks(30, shards=MOVING)
             attempts = load.stop()
         prove(pairs, attempts)
 
 
 def test_rows_of_a_fence_do_not_stay_without_effect(fleet, pairs):
     """A restart of the source, or any GRANT, would give them their effect."""
-    count = "SELECT COUNT(*) FROM mysql.db WHERE Db = 'db00015'"
+    count = "SELECT COUNT(*) FROM mysql.db WHERE Db = 'db00007'"
     source, lock = pairs["server1"].primary, pairs.path.parent / LOCK
     rows = []
 
@@ -403,7 +391,7 @@ def test_a_copy_with_other_rows_is_refused(fleet, pairs):
     with pytest.raises(OperationFailedError) as info:
         apply(fleet, planned(fleet, pairs))
     assert (info.value.step, info.value.undone) == ("compare", True)
-    for part in ("1 rows", "db00008.load_pins 1: differs", "fleet verify"):
+    for part in ("1 rows", "db00004.load_pins 1: differs", "fleet verify"):
         assert part in str(info.value)
     # Asked for explicitly, it is not looked at.
     plan = planned(fleet, pairs, compare_limit=None)
@@ -448,21 +436,21 @@ def test_rows_that_differ_at_the_cutover_are_reported(fleet, pairs):
             # Too late to be found by looking at the servers as they are.
             with pairs["server2"].primary.root_connect() as connection:
                 connection.cursor().execute(
-                    "UPDATE db00008.load_pins SET token = 'now'"
+                    "UPDATE db00004.load_pins SET token = 'now'"
                 )
                 connection.commit()
 
     result = apply(fleet, planned(fleet, pairs), progress=change)
     (problem,) = result.problems
     assert "at the cutover 1 rows" in problem
-    assert "db00008.load_pins 1: differs in token" in problem
+    assert "db00004.load_pins 1: differs in token" in problem
 
 
 def test_a_comparison_that_takes_too_long_undoes_it(fleet, pairs):
     with pytest.raises(OperationFailedError) as info:
         apply(fleet, planned(fleet, pairs, compare_limit=1e-6))
     assert info.value.undone
-    assert "8 tables or databases were not compared" in str(info.value)
+    assert "4 tables or databases were not compared" in str(info.value)
 
 
 @pytest.mark.thorough
@@ -479,12 +467,12 @@ def test_kill_9_in_the_move_of_a_server(pairs, tmp_path, seed, say):
         say(f"kill -9 after {step}, {end.__name__}")
         fleet = renewed(pairs)
         folder = tmp_path / str(number)
-        with loaded(pairs, folder, f"{seed} {number}", 3) as load:
-            load.wait_for_acks(100)
+        with writing(pairs, folder, f"{seed} {number}") as load:
+            load.wait_for_acks(30)
             plan = planned(fleet, pairs, shards=None)
             apply_until(pairs.fleet(), plan, step=step, state="done")
             result = end(pairs.fleet())
-            load.wait_for_acks(100)
+            load.wait_for_acks(30)
             attempts = load.stop()
         assert result.state == ("undone" if end is undo else "finished")
         if end is undo:
@@ -543,7 +531,7 @@ def test_an_open_transaction_does_not_survive(fleet, pairs):
     prove(
         pairs,
         [
-            Attempt(token="open", shard=8, t0=0, t1=0, outcome="failed"),
+            Attempt(token="open", shard=4, t0=0, t1=0, outcome="failed"),
             acked_now(pairs, MOVING[0]),
         ],
     )
@@ -641,7 +629,7 @@ def test_a_prepared_transaction_undoes_it(fleet, pairs):
     connection = source.connect()
     cursor = connection.cursor()
     cursor.execute("XA START 'held'")
-    cursor.execute("INSERT INTO db00008.load_pins (token) VALUES ('held')")
+    cursor.execute("INSERT INTO db00004.load_pins (token) VALUES ('held')")
     cursor.execute("XA END 'held'")
 
     def prepare(event):
@@ -680,7 +668,7 @@ def test_databases_that_no_account_can_use_are_not_fenced(fleet, pairs):
         patched.setattr(
             Fence,
             "accounts",
-            lambda self: [] if "db00008" in self.databases else accounts(self),
+            lambda self: [] if "db00004" in self.databases else accounts(self),
         )
         (problem,) = planned(fleet, pairs).problems
     assert "nothing would be fenced" in problem.message
@@ -688,20 +676,20 @@ def test_databases_that_no_account_can_use_are_not_fenced(fleet, pairs):
 
 def test_a_fence_deletes_its_own_rows_only(fleet, pairs):
     server = pairs["server1"].primary
-    row = "INSERT INTO mysql.db (Host, Db, User) VALUES ('%', 'db00008', 'me')"
+    row = "INSERT INTO mysql.db (Host, Db, User) VALUES ('%', 'db00004', 'me')"
     with server.root_connect() as connection:
         cursor = connection.cursor()
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute(row)
         try:
             with fleet.admin(server.url, name="server1") as admin:
-                fence = Fence(admin, ["db00008"], exempt=[system_user()])
+                fence = Fence(admin, ["db00004"], exempt=[system_user()])
                 fence.insert(readable=False)
                 fence.flush()
                 assert fence.missing() == []
                 fence.delete()
-                assert fence.missing() == ["db00008"]
-            cursor.execute("SELECT User FROM mysql.db WHERE Db = 'db00008'")
+                assert fence.missing() == ["db00004"]
+            cursor.execute("SELECT User FROM mysql.db WHERE Db = 'db00004'")
             assert cursor.fetchall() == (("me",),)
         finally:
             cursor.execute("DELETE FROM mysql.db WHERE User = 'me'")
@@ -767,13 +755,13 @@ def test_an_undo_ends_although_the_target_is_away(fleet, pairs, away):
 def test_all_obstacles_are_reported_at_once(fleet, pairs):
     source, target = pairs["server1"].primary, pairs["server2"].primary
     source.root_execute("SET GLOBAL binlog_format = STATEMENT")
-    source.root_execute("CREATE VIEW db00009.v AS SELECT 1 AS one")
+    source.root_execute("CREATE VIEW db00005.v AS SELECT 1 AS one")
     source.root_execute("CREATE USER cron@localhost")
     source.root_execute("GRANT INSERT ON *.* TO cron@localhost")
     source.root_execute("CREATE ROLE writers")
     source.root_execute("GRANT writers TO cron@localhost")
-    source.root_execute("GRANT SELECT ON db00010.load_pins TO cron@localhost")
-    source.root_execute("GRANT UPDATE ON db00011.* TO cron@localhost")
+    source.root_execute("GRANT SELECT ON db00006.load_pins TO cron@localhost")
+    source.root_execute("GRANT UPDATE ON db00007.* TO cron@localhost")
     target.root_execute("CREATE DATABASE other")
     try:
         plan = planned(fleet, pairs)
@@ -783,17 +771,17 @@ def test_all_obstacles_are_reported_at_once(fleet, pairs):
         assert info.value.problems == plan.problems
         for part in (
             "binlog_format = STATEMENT",
-            "views db00009.v",
+            "views db00005.v",
             "'cron'@'localhost' has the global privileges INSERT",
             "cron@localhost (role writers)",
-            "cron on db00010.load_pins",
-            "cron has grants on single databases (db00011)",
+            "cron on db00006.load_pins",
+            "cron has grants on single databases (db00007)",
             "server2 primary: it has databases (other)",
         ):
             assert part in problems, problems
     finally:
         source.root_execute("SET GLOBAL binlog_format = ROW")
-        source.root_execute("DROP VIEW db00009.v")
+        source.root_execute("DROP VIEW db00005.v")
         source.root_execute("DROP USER cron@localhost")
         source.root_execute("DROP ROLE writers")
         target.root_execute("DROP DATABASE other")
@@ -801,12 +789,12 @@ def test_all_obstacles_are_reported_at_once(fleet, pairs):
 
 WRONG = (
     ({"server": "server9"}, "no server 'server9'"),
-    ({"shards": ["8-20"]}, "does not have shards 16-20"),
-    ({"shards": ["8-9", "9-10"]}, "repeats shard 9"),
-    ({"shards": ["9-8"]}, "is reversed"),
+    ({"shards": ["4-20"]}, "does not have shards 8-20"),
+    ({"shards": ["4-5", "5-6"]}, "repeats shard 5"),
+    ({"shards": ["5-4"]}, "is reversed"),
     ({"shards": ["x"]}, "is not a range"),
     ({"shards": ["lookup:1"]}, "the keyspace 'lookup'"),
-    ({"shards": ["0-15"]}, "sqla-shard fleet move"),
+    ({"shards": ["0-7"]}, "sqla-shard fleet move"),
     ({"target": "server1"}, "already a server"),
     ({"primary": "app:secret@host:1"}, "has a user"),
     ({"primary": "host:port"}, "is not the address"),
@@ -850,7 +838,7 @@ def test_a_whole_server_moves(fleet, pairs):
     assert old.root_execute("SELECT @@read_only") == [(1,)]
     (server,) = json.loads(pairs.path.read_text())["keyspaces"]["objects"]["servers"]
     assert server["name"] == "server2"
-    assert server["shards"] == [0, 15]
+    assert server["shards"] == [0, 7]
     assert server["primary"] == pairs["server2"].primary.url
     assert server["standby"] == pairs["server2"].standby.url
 
@@ -906,7 +894,7 @@ def test_orphans_are_renamed_restored_and_dropped(fleet, pairs):
         assert len(orphans_on(fleet, "server1")) == len(moved)
         with server.connect() as connection:
             with pytest.raises(pymysql.err.OperationalError) as info:
-                connection.cursor().execute("CREATE DATABASE db00015")
+                connection.cursor().execute("CREATE DATABASE db00007")
             assert info.value.args[0] in {1044, 1290}
     first, *rest = orphans_on(fleet, "server1")
     apply(fleet, change(fleet, "restore", databases=[first]))
@@ -924,20 +912,20 @@ def test_databases_that_are_not_fenced_or_the_only_copy_stay(fleet, pairs):
     with pairs["server1"].primary.root_connect() as connection:
         cursor = connection.cursor()
         cursor.execute("SET SESSION sql_log_bin = 0")
-        cursor.execute("DELETE FROM mysql.db WHERE Db = 'db00008'")
+        cursor.execute("DELETE FROM mysql.db WHERE Db = 'db00004'")
         cursor.execute("FLUSH LOCAL PRIVILEGES")
-    pairs["server2"].primary.root_execute("DROP DATABASE db00009")
+    pairs["server2"].primary.root_execute("DROP DATABASE db00005")
     with pytest.raises(OperationRefusedError) as info:
         apply(fleet, change(fleet, "rename"))
     shown = str(info.value)
-    assert "db00008: is not fenced on the primary" in shown
-    assert "db00009: may be the only copy" in shown
+    assert "db00004: is not fenced on the primary" in shown
+    assert "db00005: may be the only copy" in shown
     assert len(info.value.problems) == 2
     with pytest.raises(OperationRefusedError, match="is not an orphan"):
         apply(fleet, change(fleet, "rename", databases=["db00000"]))
     target = pairs["server2"].primary
-    target.root_execute("DROP TABLE db00010.load_notes")
-    (problem,) = change(fleet, "rename", databases=["db00010"]).problems
+    target.root_execute("DROP TABLE db00006.load_notes")
+    (problem,) = change(fleet, "rename", databases=["db00006"]).problems
     assert "only copy of the tables load_notes" in problem.message
 
 
@@ -953,7 +941,7 @@ def test_orphans_are_fenced_again(fleet, pairs):
     apply(fleet, planned(fleet, pairs))
     source = pairs["server1"]
     for server in source.servers:
-        without_fence(server, "db00008")
+        without_fence(server, "db00004")
     open_ones = [
         str(finding)
         for finding in examine(fleet, environ={"MARIADB_PASSWORD": "x"}).at_least(
@@ -963,8 +951,8 @@ def test_orphans_are_fenced_again(fleet, pairs):
     ]
     assert len(open_ones) == 2, open_ones
     assert all("fleet orphans fence server1" in one for one in open_ones)
-    assert "db00008" in str(change(fleet, "rename").problems)
-    with source.primary.connect(database="db00008") as late:
+    assert "db00004" in str(change(fleet, "rename").problems)
+    with source.primary.connect(database="db00004") as late:
         cursor = late.cursor()
         cursor.execute("INSERT INTO load_pins (token) VALUES ('late')")
         assert apply(fleet, change(fleet, "fence")).state == "finished"
@@ -973,16 +961,16 @@ def test_orphans_are_fenced_again(fleet, pairs):
     for server in source.servers:
         with server.connect() as connection:
             with pytest.raises(pymysql.err.OperationalError) as info:
-                connection.cursor().execute("SELECT * FROM db00008.load_pins")
+                connection.cursor().execute("SELECT * FROM db00004.load_pins")
             assert info.value.args[0] in {1142, 1044}
     assert change(fleet, "rename").problems == ()
 
 
 def test_a_failover_opens_no_orphans(fleet, pairs):
     apply(fleet, planned(fleet, pairs))
-    without_fence(pairs["server1"].standby, "db00008")
+    without_fence(pairs["server1"].standby, "db00004")
     (problem,) = Failover.planned(fleet, "server1").problems
-    assert "it does not fence db00008" in problem.message
+    assert "it does not fence db00004" in problem.message
     apply(fleet, change(fleet, "fence"))
     assert Failover.planned(fleet, "server1").problems == ()
 
@@ -1010,29 +998,29 @@ def test_the_target_fences_the_orphans_of_the_source(fleet, pairs):
 
 @pytest.mark.thorough
 def test_rows_that_only_an_orphan_has(fleet, pairs):
-    acked_now(pairs, 8)
-    acked_now(pairs, 9)
+    acked_now(pairs, 4)
+    acked_now(pairs, 5)
     apply(fleet, planned(fleet, pairs))
     # The journal proves it, whatever is written since.
     target = pairs["server2"].primary
-    target.root_execute("UPDATE db00008.load_pins SET token = 'changed'")
-    one = {"databases": ["db00008"]}
+    target.root_execute("UPDATE db00004.load_pins SET token = 'changed'")
+    one = {"databases": ["db00004"]}
     assert change(fleet, "rename", **one).problems == ()
     # As if it had been created anew.
-    target.root_execute("TRUNCATE db00009.load_pins")
+    target.root_execute("TRUNCATE db00005.load_pins")
     (problem,) = change(fleet, "rename").problems
-    assert problem.place == "db00009"
+    assert problem.place == "db00005"
     assert "rows of the tables load_pins, which are empty" in problem.message
     assert change(fleet, "rename", accept_differences=True).problems == ()
     # Without the journal the rows are compared.
     for path in pairs.path.parent.glob("*/history/*.json"):
         path.unlink()
     (problem,) = change(fleet, "rename", **one).problems
-    assert "1 differ (db00008.load_pins 1: differs in token" in problem.message
-    equal = {"databases": ["db00010"]}
-    target.root_execute("INSERT INTO db00010.load_pins (token) VALUES ('new')")
+    assert "1 differ (db00004.load_pins 1: differs in token" in problem.message
+    equal = {"databases": ["db00006"]}
+    target.root_execute("INSERT INTO db00006.load_pins (token) VALUES ('new')")
     assert apply(fleet, change(fleet, "rename", **equal)).state == "finished"
-    (name,) = (n for n in orphans_on(fleet, "server1") if "db00010" in n)
+    (name,) = (n for n in orphans_on(fleet, "server1") if "db00006" in n)
     named = {"databases": [name], "older_than": 0.0}
     # Proven when it was renamed.
     assert change(fleet, "drop", **named).problems == ()
@@ -1090,7 +1078,7 @@ def test_orphans_are_checked_again_when_a_change_is_resumed(fleet, pairs):
     apply(fleet, planned(fleet, pairs))
     plan = change(fleet, "rename")
     apply_until(pairs.fleet(), plan, step="rename", state="begin")
-    pairs["server2"].primary.root_execute("DROP DATABASE db00009")
+    pairs["server2"].primary.root_execute("DROP DATABASE db00005")
     with pytest.raises(OperationFailedError, match="may be the only copy"):
         resume(pairs.fleet())
     names = [f"db{shard:05d}" for shard in MOVING]

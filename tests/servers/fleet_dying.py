@@ -191,7 +191,7 @@ class _Scene:
         ) as load:
             with _Looking(self.pairs) as looking:
                 looking.wait()
-                load.wait_for_acks(self.rng.randrange(50, 200))
+                load.wait_for_acks(self.rng.randrange(20, 60))
                 self._lose(load)
                 assert wait_until(
                     lambda: received(self.standby) != "Yes", seconds=_LONG
@@ -199,7 +199,7 @@ class _Scene:
                 plan = DeadFailover.planned(fleet, "server1", probe=looking.probe())
             assert plan.problems == ()
             result = apply(fleet, plan)
-            load.wait_for_acks(50)
+            load.wait_for_acks(20)
             self._return(load)
             attempts = load.stop()
         wrong = check(attempts, rows_now(self.pairs))
@@ -223,7 +223,7 @@ class _Scene:
                 assert "waits for space on a disk" in str(plan.problems[0])
         if self.cause == "async":
             self.proxy.hang()
-            load.wait_for_acks(50)
+            load.wait_for_acks(20)
         self.primary.kill()
 
     def _fill(self) -> None:
@@ -238,13 +238,13 @@ class _Scene:
         """Let the old primary return, while others write."""
         if self.cause == "partition":
             self.proxy.restore()
-            load.wait_for_acks(50)
+            load.wait_for_acks(20)
             # The partition has not closed it: only its operator can.
             self.primary.kill()
         if self.disk is not None:
             (self.disk / "filler").unlink()
         self.primary.start()
-        load.wait_for_acks(50)
+        load.wait_for_acks(20)
 
     def _assert_old_is_closed(self, attempts: Any) -> None:
         old = self.primary

@@ -18,7 +18,7 @@ from tests.servers.load_writers import create_tables, RawWriter
 from tests.servers.published import places
 from tests.servers.writing_load import Load
 
-SHARDS = 16
+SHARDS = 8
 
 
 def create(pairs: FleetPairs) -> None:
@@ -29,7 +29,7 @@ def create(pairs: FleetPairs) -> None:
 
 
 def writing(pairs: FleetPairs, folder: Path, seed: object, **options: Any) -> Load:
-    """Return eight writers, which are not started yet.
+    """Return writers, which are not started yet.
 
     :param folder: for their logs; it must not exist.
     :param options: for :class:`.Load`.
@@ -37,7 +37,7 @@ def writing(pairs: FleetPairs, folder: Path, seed: object, **options: Any) -> Lo
     folder.mkdir()
     return Load(
         RawWriter(path=pairs.path),
-        shards=range(SHARDS),
+        shards=range(pairs.shards),
         folder=folder,
         seed=seed,
         **options,

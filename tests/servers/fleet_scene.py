@@ -2,7 +2,7 @@
 
 ::
 
-    with FleetScene(tmp_path, ensemble, seed=7, kind=server_kind) as scene:
+    with FleetScene(tmp_path, zookeeper_server, seed=7, kind=server_kind) as scene:
         with scene.writing() as load:
             apply(scene.fleet, Failover.planned(scene.fleet, "server1"))
             load.wait_for_acks(100)
@@ -30,7 +30,7 @@ from typing import Any
 from sqla_shard import Cluster, Topology
 from sqla_shard.cli.dev_command import FLEET_OPTIONS
 from sqla_shard.fleet import Fleet
-from sqla_shard.testing import ZooKeeperEnsemble
+from sqla_shard.testing import ZooKeeperServer
 from sqla_shard.topology import DEFAULT_PLACEHOLDERS
 from sqla_shard.topology.urls import address_of
 from sqla_shard.topology.zookeeper import Publisher
@@ -53,7 +53,7 @@ from tests.servers.published import Place, publish_to
 from tests.servers.server_statements import semi_sync_options
 from tests.servers.writing_load import Load
 
-SHARDS = 16
+SHARDS = 8
 
 _numbers = itertools.count(1)
 
@@ -67,7 +67,7 @@ class FleetScene:
     """One pair with all shards, and a spare pair.
 
     :param folder: for logs and the stale topology; an empty one.
-    :param ensemble: where the topology is published.
+    :param zookeeper: where the topology is published.
     :param seed: of everything that is random.
     :param writers: number of processes that write.
     :param kind: kind of the servers.
@@ -80,10 +80,10 @@ class FleetScene:
     def __init__(
         self,
         folder: Path,
-        ensemble: ZooKeeperEnsemble,
+        zookeeper: ZooKeeperServer,
         *,
         seed: object,
-        writers: int = 4,
+        writers: int,
         kind: Kind,
     ) -> None:
         self.folder = folder
@@ -94,8 +94,8 @@ class FleetScene:
         self.last: list[Attempt] = []
         self.late: Load
         self._writers = writers
-        self._path = f"/fleet{next(_numbers)}"
-        self._hosts = ensemble.hosts
+        self._path = f"/scene{next(_numbers)}"
+        self._hosts = zookeeper.hosts
         self.pairs = FleetPairs(
             folder,
             pairs=1,
@@ -220,7 +220,7 @@ class FleetScene:
     # -- writing ----------------------------------------------------------
 
     @contextlib.contextmanager
-    def writing(self, *, acks: int = 60) -> Iterator[Load]:
+    def writing(self, *, acks: int = 30) -> Iterator[Load]:
         """Write until the end of the block; collect the attempts.
 
         :param acks: acknowledged writes to wait for before the block.

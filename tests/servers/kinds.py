@@ -86,6 +86,7 @@ _ONE = {
             "test_cached_promises",
             "test_cli_servers",
             "test_feeds_redis",
+            "test_fleet_load.test_losses_are_found",
             "test_fleet_start",
             "test_follows_redis",
             "test_hostile_fuzz_servers",

@@ -95,7 +95,7 @@ class Load:
         shards: Sequence[int],
         folder: Path,
         seed: object,
-        processes: int = 8,
+        processes: int = 3,
         give_up: float = 30.0,
         prefix: str = "w",
         pause: float = 0.02,
