@@ -17,6 +17,8 @@ before the statement is sent.
     an ``IN`` list of lookup keys; each shard gets its own keys.
 ``NumberSlot``
     an ``IN`` list of numbers of rows of one shard.
+``PairSlot``
+    the same of pairs of numbers.
 """
 
 from __future__ import annotations
@@ -208,6 +210,25 @@ class NumberSlot(Slot):
 
     def __repr__(self) -> str:
         return f"<{len(self.ids)} numbers>"
+
+
+class PairSlot(Slot):
+    """Pairs of numbers, the same on each shard; see :class:`NumberSlot`.
+
+    :param pairs: at least one.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
+        self.whole: list[tuple[int, int]] = list(pairs)
+
+    def text_at(self, shard_id: int) -> str:
+        """Return the pairs as SQL, separated by commas."""
+        return ",".join([f"({one:d},{other:d})" for one, other in self.whole])
+
+    def __repr__(self) -> str:
+        return f"<{len(self.whole)} pairs>"
 
 
 class KeySlot(Slot):

@@ -11,7 +11,13 @@ from hypothesis import given, strategies as st
 from sqla_shard.contrib import FollowKind
 from sqla_shard.engine.rendering import Place, render, statements_for
 from sqla_shard.ids import DEFAULT_LAYOUT, pack
-from sqla_shard.types.shard_bound import ComparedId, IdSlot, NumberSlot, Prefix
+from sqla_shard.types.shard_bound import (
+    ComparedId,
+    IdSlot,
+    NumberSlot,
+    PairSlot,
+    Prefix,
+)
 
 
 def place(shard_id: int) -> Place:
@@ -134,6 +140,10 @@ def test_numbers_of_rows_are_in_the_text(placeholder: str) -> None:
         f"UPDATE jobs SET token = {placeholder} WHERE id IN (1,9,10)",
         (b"t",),
     )
+    pairs = render(f"IN ({placeholder})", (PairSlot([(1, 9)]),), place(1), placeholder)
+    assert pairs == ("IN ((1,9))", ())
     texts: Any = ["1) OR (1"]
     with pytest.raises(ValueError, match="format code"):
         NumberSlot(texts).text_at(1)
+    with pytest.raises(ValueError, match="format code"):
+        PairSlot([(1, texts[0])]).text_at(1)
