@@ -683,8 +683,8 @@ class TestWithoutReplication:
 class Writers:
     """Threads that write whatever standbys must repeat.
 
-    They rest as long as a transaction takes: on a busy machine a standby would not
-    keep up with them.
+    They rest three times as long as a transaction takes: on a busy machine a
+    standby would not keep up with them.
     """
 
     def __init__(self, server, rng):
@@ -722,7 +722,7 @@ class Writers:
                     else:
                         connection.commit()
                         self.writes += 1
-                self._stop.wait(time.monotonic() - begin)
+                self._stop.wait(3 * (time.monotonic() - begin))
 
     def _statement(self, rng):
         place = f"db0000{rng.randrange(4)}.w"

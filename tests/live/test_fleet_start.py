@@ -41,7 +41,7 @@ MOST_RETRIES = 3
 #: Generous: the machine may be busy.
 PATIENCE = 60
 #: Seconds between two visits of a visitor.
-REST = 0.05
+REST = 0.2
 _BLOCK = re.compile(
     rf"\.\. not-run: tests/live/{Path(__file__).name} runs it\n\n"
     r"\.\. code-block:: (\w+)\n   :class: not-run\n\n((?:   .*\n|\n)+)"
