@@ -83,6 +83,7 @@ _ONE = {
     **dict.fromkeys(
         (
             "test_blobs_kill",
+            "test_browser_dashboard",
             "test_cached_promises",
             "test_cli_servers",
             "test_feeds_redis",
@@ -102,7 +103,6 @@ _ONE = {
     ),
     **dict.fromkeys(
         (
-            "test_browser_dashboard",
             "test_cache_protocol",
             "test_cli_unread_servers",
             "test_docs.test_code_runs_on_real_servers",
