@@ -44,7 +44,6 @@ from sqlalchemy.orm import mapped_column
 
 from sqla_shard.dialects.sql import (
     COUNTING,
-    InPairs,
     InsertAdding,
     InsertMissing,
     UpsertNewer,
@@ -57,7 +56,6 @@ from sqla_shard.planning import declare, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit, Page, Seal, Subject
 from sqla_shard.types import ObjectRef
-from sqla_shard.types.shard_bound import PairSlot
 
 #: Most targets whose SELECT is built for their number.
 _LISTED = 50
@@ -241,9 +239,8 @@ class EdgeTable:
         self._pairs_locked = (
             select(self.source_id, self.target_id, *self._edge)
             .where(
-                InPairs(
-                    tuple_(self.source_id, self.target_id),
-                    bindparam("pairs", type_=BigInteger()),
+                tuple_(self.source_id, self.target_id).in_(
+                    bindparam("pairs", expanding=True)
                 )
             )
             .with_for_update()
@@ -303,7 +300,7 @@ class EdgeTable:
         for start in range(0, len(pairs), _LOCKED):
             for row in session.execute(
                 self._pairs_locked,
-                {"pairs": PairSlot(pairs[start : start + _LOCKED])},
+                {"pairs": pairs[start : start + _LOCKED]},
                 bind_arguments={"place": place},
             ):
                 before[row[0], row[1]] = Edge(*row[2:])

@@ -553,36 +553,6 @@ def _insert_adding_mysql(element: Any, compiler: Any, **kw: Any) -> str:
     return f"{text} ON DUPLICATE KEY UPDATE {counter} = {counter} + VALUES({counter})"
 
 
-class InPairs(ColumnElement[Any]):
-    """Whether two columns have the values of a pair.
-
-    Its type is not Boolean: ``= 1`` would follow, and the server read all rows.
-
-    :param columns: ``tuple_()`` of the columns.
-    :param pairs: parameter of a :class:`~sqla_shard.types.shard_bound.PairSlot`.
-    """
-
-    __visit_name__ = "sqla_shard_in_pairs"
-    inherit_cache: bool | None = True
-    _traverse_internals = [  # noqa: RUF012  # SQLAlchemy's own protocol
-        ("columns", InternalTraversal.dp_clauseelement),
-        ("pairs", InternalTraversal.dp_clauseelement),
-    ]
-
-    def __init__(self, columns: Any, pairs: Any) -> None:
-        self.columns = columns
-        self.pairs = pairs
-
-
-@compiles(InPairs)
-def _in_pairs(element: InPairs, compiler: Any, **kw: Any) -> str:
-    values = "VALUES " if compiler.dialect.tuple_in_values else ""
-    columns, pairs = (
-        compiler.process(one, **kw) for one in (element.columns, element.pairs)
-    )
-    return f"{columns} IN ({values}{pairs})"
-
-
 class SkipLocked(ColumnElement[Any]):
     """The suffix of a SELECT that locks its rows and skips locked ones.
 

@@ -36,7 +36,6 @@ from sqla_shard.exc import JobArgumentError, JobClaimLostError
 from sqla_shard.outbox.apply import Address, microseconds, place_at
 from sqla_shard.outbox.tables import JOB_INDEX, JOB_KEYS, JOBS, TOKEN_BYTES
 from sqla_shard.session import ShardSession
-from sqla_shard.types.shard_bound import NumberSlot
 from sqla_shard.util.json_values import parsed_json
 
 T = TypeVar("T")
@@ -352,8 +351,7 @@ def _in_parts(
 ) -> Iterator[Any]:
     """Yield the results of a statement about some jobs, in parts."""
     for some in _chunked(sorted(ids)):
-        which = {"ids": NumberSlot(some)(), **values}
-        yield session.execute(statement, which, bind_arguments=at)
+        yield session.execute(statement, {"ids": some, **values}, bind_arguments=at)
 
 
 def _claimed(
@@ -464,7 +462,7 @@ def _locked(
     keyed = {job.local_id: job for job in jobs if job.unique_key is not None}
     if not keyed:
         return []
-    values = {"ids": NumberSlot(keyed)(), "the_token": token}
+    values = {"ids": sorted(keyed), "the_token": token}
     found = session.execute(_LOCK, values, bind_arguments=at).scalars()
     return [keyed[number] for number in sorted(found)]
 
@@ -480,7 +478,7 @@ def _end(
     if not jobs:
         return []
     values: dict[str, Any] = {
-        "ids": NumberSlot([job.local_id for job in jobs])(),
+        "ids": sorted(job.local_id for job in jobs),
         "the_token": token,
     }
     result: Any = session.execute(statement, values, bind_arguments=at)
@@ -708,7 +706,7 @@ def extend(
 def _extend(
     session: ShardSession, at: dict[str, Any], jobs: Sequence[ClaimedJob], lease: float
 ) -> list[ClaimedJob]:
-    which = {"ids": NumberSlot({job.local_id for job in jobs})()}
+    which = {"ids": sorted({job.local_id for job in jobs})}
     found = session.execute(_LOCKED_STATES, which, bind_arguments=at).all()
     rows = {row.id: row for row in found}
     valid = [
@@ -718,7 +716,7 @@ def _extend(
         session.execute(
             _EXTEND,
             {
-                "ids": NumberSlot([job.local_id for job in valid])(),
+                "ids": sorted(job.local_id for job in valid),
                 "later": microseconds(lease),
             },
             bind_arguments=at,
@@ -727,7 +725,7 @@ def _extend(
     if not rest:
         return []
     # Without locks: a row that is locked still has the token.
-    which = {"ids": NumberSlot({job.local_id for job in rest})()}
+    which = {"ids": sorted({job.local_id for job in rest})}
     found = session.execute(_STATES, which, bind_arguments=at).all()
     theirs = {row.id: row for row in found}
     return [
@@ -761,8 +759,7 @@ def confirm(session: ShardSession, jobs: Sequence[ClaimedJob]) -> list[ClaimedJo
     place.backend.begin_skipping(session.root_connection(place))
     found: set[int] = set()
     for token, its in _by_token(jobs):
-        ids = NumberSlot([job.local_id for job in its])
-        values = {"ids": ids(), "the_token": token}
+        values = {"ids": sorted(job.local_id for job in its), "the_token": token}
         found.update(
             session.execute(_HELD, values, bind_arguments={"place": place}).scalars()
         )

@@ -15,10 +15,6 @@ before the statement is sent.
     an ``IN`` list in one placeholder; each shard gets its own ids.
 ``KeySlot``
     an ``IN`` list of lookup keys; each shard gets its own keys.
-``NumberSlot``
-    an ``IN`` list of numbers of rows of one shard.
-``PairSlot``
-    the same of pairs of numbers.
 """
 
 from __future__ import annotations
@@ -184,51 +180,6 @@ class Slot(ShardBound):
     def __call__(self) -> Slotted:
         """Return the value of the bind parameter for this list."""
         return Slotted((self,))
-
-
-class NumberSlot(Slot):
-    """Numbers of rows, which are the same on each shard that they are sent to.
-
-    SQLAlchemy and the driver would process each as a parameter of its own.
-
-    :param numbers: at least one.
-    """
-
-    __slots__ = ("ids",)
-
-    def __init__(self, numbers: Iterable[int]) -> None:
-        self.ids: list[int] = sorted(numbers)
-
-    def text_at(self, shard_id: int) -> str:
-        """Return the numbers as SQL, separated by commas."""
-        return ",".join([f"{one:d}" for one in self.ids])
-
-    @property
-    def whole(self) -> list[int]:
-        """The numbers."""
-        return self.ids
-
-    def __repr__(self) -> str:
-        return f"<{len(self.ids)} numbers>"
-
-
-class PairSlot(Slot):
-    """Pairs of numbers, the same on each shard; see :class:`NumberSlot`.
-
-    :param pairs: at least one.
-    """
-
-    __slots__ = ("whole",)
-
-    def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
-        self.whole: list[tuple[int, int]] = list(pairs)
-
-    def text_at(self, shard_id: int) -> str:
-        """Return the pairs as SQL, separated by commas."""
-        return ",".join([f"({one:d},{other:d})" for one, other in self.whole])
-
-    def __repr__(self) -> str:
-        return f"<{len(self.whole)} pairs>"
 
 
 class KeySlot(Slot):

@@ -8,16 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from sqla_shard.contrib import FollowKind
 from sqla_shard.engine.rendering import Place, render, statements_for
 from sqla_shard.ids import DEFAULT_LAYOUT, pack
-from sqla_shard.types.shard_bound import (
-    ComparedId,
-    IdSlot,
-    NumberSlot,
-    PairSlot,
-    Prefix,
-)
+from sqla_shard.types.shard_bound import ComparedId, IdSlot, Prefix
 
 
 def place(shard_id: int) -> Place:
@@ -130,20 +123,3 @@ def test_remaining_parameters_match_the_placeholders(parts: list[Any]) -> None:
 def test_where_a_limit_is_added(text: str, limited: str | None) -> None:
     sent = statements_for(text, (), [place(1)], "?", most_rows=4)
     assert sent == [(limited or text, ())]
-
-
-@pytest.mark.parametrize("placeholder", ["%s", "?"])
-def test_numbers_of_rows_are_in_the_text(placeholder: str) -> None:
-    text = f"UPDATE jobs SET token = {placeholder} WHERE id IN ({placeholder})"
-    (numbers,) = NumberSlot({9, 10, FollowKind.EXPLICIT})()
-    assert render(text, (b"t", numbers), place(1), placeholder) == (
-        f"UPDATE jobs SET token = {placeholder} WHERE id IN (1,9,10)",
-        (b"t",),
-    )
-    pairs = render(f"IN ({placeholder})", (PairSlot([(1, 9)]),), place(1), placeholder)
-    assert pairs == ("IN ((1,9))", ())
-    texts: Any = ["1) OR (1"]
-    with pytest.raises(ValueError, match="format code"):
-        NumberSlot(texts).text_at(1)
-    with pytest.raises(ValueError, match="format code"):
-        PairSlot([(1, texts[0])]).text_at(1)
