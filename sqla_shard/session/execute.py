@@ -631,6 +631,7 @@ def _evaluated_on(context: ORMExecuteState, place: Place) -> tuple[Any, dict[str
         or isinstance(context.parameters, list)
         or not isinstance(statement, (Update, Delete))
         # A class in WHERE makes the statement of a table one of the ORM.
+        or mapper is None
         or mapper.local_table != statement.table
     ):
         return statement, {}
