@@ -67,11 +67,17 @@ CHARTS = {
         " times",
         has_base=True,
     ),
+    "round-trips": Chart(
+        "Servers with round trips of 20, 5, 2 and 1 ms", (1, 2), " ms"
+    ),
     "schema-changes": Chart(
         "Changing tables on 4,096 virtual shards, for each database",
         (1,),
         " ms",
         "by hand$|^``alembic",
+    ),
+    "many-servers": Chart(
+        "64 objects of up to 64 servers with a session open", (1, 2), " ms"
     ),
     "several-servers": Chart(
         "Writes to several servers, times one transaction on one server",

@@ -1,7 +1,7 @@
 """Refused constructs are on the page about refusals.
 
 The names of constructs are read from the source: every new refusal has to be
-in docs/explanation/refusals.rst, with what to write instead.
+in docs/explanation/refusals.rst, with the wrong answer that it prevents.
 """
 
 from __future__ import annotations
