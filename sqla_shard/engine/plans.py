@@ -503,7 +503,7 @@ def render_event(
     plan.text = statement
     # An earlier statement has set it if a listener prevented its execution.
     plan.before = None
-    are_rows = _are_rows(parameters)
+    are_rows = isinstance(parameters, list) and _are_rows(parameters)
     every_row = parameters if are_rows else (parameters,)
     # Most statements have neither: do not look at each value three times.
     types = set(map(type, chain.from_iterable(every_row)))

@@ -330,8 +330,8 @@ class Getter:
         return self._shown(found, hidden)
 
     def _only(self, ident: Any) -> Any:
-        if isinstance(ident, Mapping) and len(ident) == 1:
-            return next(iter(ident.values()))
+        if isinstance(ident, Mapping) and ident.keys() == {"id"}:
+            return ident["id"]
         if isinstance(ident, (tuple, list)) and len(ident) == 1:
             return ident[0]
         return ident

@@ -50,6 +50,9 @@ _CONTEXT.set_forkserver_preload(
 )
 _PATIENCE = 60.0
 
+#: A load of tests needs no more, and eight of them the time of a processor.
+_WRITERS = 8 if os.environ.get("SQLA_SHARD_SOAK") == "1" else 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Orders:
@@ -95,7 +98,7 @@ class Load:
         shards: Sequence[int],
         folder: Path,
         seed: object,
-        processes: int = 3,
+        processes: int = _WRITERS,
         give_up: float = 30.0,
         prefix: str = "w",
         pause: float = 0.02,

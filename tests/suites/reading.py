@@ -127,6 +127,7 @@ class Get(Reading):
             (-1, exc.InvalidIdError),
             (1 << 63, exc.InvalidIdError),
             (LAYOUT.max_id + 1, exc.InvalidIdError),
+            ({"local_id": pack(1, PIN, 1)}, exc.InvalidIdError),
             (5, exc.WrongTypeError),
             (pack(1, BOARD, 1), exc.WrongTypeError),
             (pack(32, PIN, 1), exc.UnknownShardError),
@@ -137,6 +138,9 @@ class Get(Reading):
             session.get(Pin, key)
         assert type(caught.value) is error
         assert log.executions == ()
+
+    def test_an_id_has_its_name(self, session, data):
+        assert session.get(Pin, {"id": data.ids[0]}).id == data.ids[0]
 
     def test_what_is_no_class_is_refused(self, session, data):
         refused = pytest.raises(exc.UnsupportedStatementError, match="class")
