@@ -93,6 +93,14 @@ class Admin:
         self.name = name
         self.timeout = timeout
         self._url = url
+        if url.drivername.startswith("sqlite"):
+            # The threads that read facts report errors of servers alone.
+            raise FleetServerError(
+                server=name,
+                number=0,
+                reason="it is a folder of SQLite files, without accounts and "
+                "replication; operations need servers of MySQL or MariaDB",
+            )
         self._backend = backend_for(url.drivername, driver="pymysql")
         engine_url, _ = self._backend.locate(url, "")
         self._engine = self._backend.open(

@@ -15,6 +15,7 @@ from sqla_shard.exc import FleetServerError, FleetSetupError, OperationFailedErr
 from sqla_shard.fleet import apply, compare
 from sqla_shard.fleet.differences import DataReport, UnreadPlace
 from sqla_shard.fleet.runner import KINDS
+from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.command_line import invoke, write
 from tests.servers.toy_operation import Toy, toy_fleet
@@ -64,6 +65,15 @@ def test_nothing_is_pending(run):
     assert found["commands"] == []
     assert found["watchers"] is None
     assert json.loads(run("history", "--json").output) == []
+
+
+@pytest.mark.parametrize("command", ["doctor", "orphans list", "capacity"])
+def test_folders_of_sqlite_have_no_operations(tmp_path, command):
+    path = write(tmp_path, sqlite_topology(tmp_path / "data", 2, 4))
+    done = invoke("-t", str(path), "fleet", *command.split(), env=ACCOUNTS)
+    assert done.exit_code
+    assert "it is a folder of SQLite files" in done.output
+    assert "SQLAlchemy" not in done.output
 
 
 @pytest.mark.usefixtures("interrupted")
