@@ -157,7 +157,17 @@ def passwords_differ(
         {login.proof for login in found if login.user == user}
         for found in (logins, others)
     )
-    return bool(one and other) and None not in one | other and one.isdisjoint(other)
+    return bool(one and other) and all(differ(a, b) for a in one for b in other)
+
+
+def differ(one: str | None, other: str | None) -> bool:
+    """Return whether two passwords are certainly different.
+
+    Those of different plugins cannot be compared, nor those with a salt.
+    """
+    if one is None or other is None or one == other:
+        return False
+    return one.partition(":")[0] == other.partition(":")[0]
 
 
 def logins_of(

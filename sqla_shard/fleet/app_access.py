@@ -21,7 +21,7 @@ from sqlalchemy import make_url
 
 from sqla_shard.exc import FleetServerError, Problem, TopologyError
 from sqla_shard.exc.base import shortened_list
-from sqla_shard.fleet.accounts import Login, PUBLIC
+from sqla_shard.fleet.accounts import differ, Login, PUBLIC
 from sqla_shard.fleet.admin import Admin, quoted
 from sqla_shard.fleet.fences import (
     escaped,
@@ -287,7 +287,7 @@ def _gaps_of(
     elif (
         # A refused login says the same.
         not (standby.attempt.error and standby.attempt.user == twin.user)
-        and _differ(login.proof, twin.proof)
+        and differ(login.proof, twin.proof)
     ):
         yield Gap(
             f"has another password of {twin} than {primary.name}, so its "
@@ -378,13 +378,3 @@ def _privilege(column: str) -> str:
 def _precision(row: GrantRow) -> int:
     found = WILDCARD.search(row.pattern)
     return len(row.pattern) if found is None else found.start()
-
-
-def _differ(one: str | None, other: str | None) -> bool:
-    """Return whether two passwords are certainly different.
-
-    Those of different plugins cannot be compared, nor those with a salt.
-    """
-    if one is None or other is None or one == other:
-        return False
-    return one.partition(":")[0] == other.partition(":")[0]

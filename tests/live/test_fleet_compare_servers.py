@@ -767,13 +767,13 @@ def test_no_false_difference_under_writes(fleet, pair, written, rng, say):
     # A counter that a rollback has raised differs until the next INSERT.
     options = CompareOptions(counters=False, seconds=0.1, chunk_seconds=0.02)
     with Writers(pair.primary, rng) as writers:
+        before = writers.writes
         for _ in range(ROUNDS):
             report = verify_data(fleet, "server1", options=options)
             assert report.ok, str(report)
             assert report.rows >= ROWS // 2
             say(f"{report.summary()}; {len(report.points)} points")
-        # All of the rows were written during the comparison of some.
-        assert writers.writes > 20
+        assert writers.writes > before
         execute(
             pair.standby,
             "UPDATE w SET f = -1 WHERE id = 17",

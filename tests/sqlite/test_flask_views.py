@@ -107,6 +107,7 @@ _ERRORS = [
     (exc.ScatterLimitError(limit="max_offset", allowed=9, found=500), 400, None),
     (exc.InvalidBookmarkError("no", bookmark="x"), 400, None),
     (exc.InvalidKeyError(key="x", reason="no"), 400, None),
+    (exc.InvalidMoveError("m", target_id=3, before=None, after=None), 400, None),
     (exc.KeyTakenError(lookup="A", key="k", target_id=3, expires_at=None), 409, None),
     (exc.ServerUnreachableError(server="s", error=OSError("no")), 503, "5"),
     (exc.BlobTooLargeError(size=2, limit=1), 413, None),
