@@ -42,7 +42,9 @@ DIVISIONS = frozenset([operators.truediv, operators.floordiv])
 
 def name_of(function: Any) -> str:
     """Return a function's name in lower case; "" for any other element."""
-    return str(getattr(function, "name", "")).lower()
+    # Columns have names, too: "left" or "date".
+    is_function = isinstance(function, FunctionElement)
+    return str(getattr(function, "name", "")).lower() if is_function else ""
 
 
 #: Aggregate functions whose results on several shards can be combined.

@@ -162,7 +162,8 @@ class Getter:
         if not self.by_id:
             return
         self._identity = mapper.identity_key_from_primary_key((0,))[0]
-        attribute = getattr(entity, mapper.get_property_by_column(key[0]).key)
+        self._key = mapper.get_property_by_column(key[0]).key
+        attribute = getattr(entity, self._key)
         self._one = select(entity).where(attribute == bindparam(_ID))
         self._many = select(entity).where(
             attribute.in_(bindparam(_IDS, expanding=True))
@@ -225,7 +226,9 @@ class Getter:
             if found is not None:
                 self._check(session, found, object_id)
             elif held is not None:
-                private.remove_missing(session, state)
+                # Criteria of a listener may hide the row; SQLAlchemy reads it.
+                again = partial(Session.get, session)
+                return self.get_with(session, object_id, hidden, {}, again)
         return self._shown(found, hidden)
 
     def _read(
@@ -330,8 +333,12 @@ class Getter:
         return self._shown(found, hidden)
 
     def _only(self, ident: Any) -> Any:
-        if isinstance(ident, Mapping) and ident.keys() == {"id"}:
-            return ident["id"]
+        if isinstance(ident, Mapping) and len(ident) == 1:
+            ((name, value),) = ident.items()
+            mapper: Any = inspect(self._class)
+            others = {one.key: one.name for one in mapper.synonyms}
+            if others.get(name, name) == self._key:
+                return value
         if isinstance(ident, (tuple, list)) and len(ident) == 1:
             return ident[0]
         return ident
@@ -352,7 +359,7 @@ class Getter:
         hidden = session.shows_hidden or includes_hidden(execution_options)
         found: dict[int, Any] = {}
         wanted = list(dict.fromkeys(ids))
-        missing: dict[int, Any] = {}
+        missing: list[int] = []
         if not execution_options.get("populate_existing"):
             loaded = session.identity_map
             expired: dict[Any, dict[int, Any]] = {}
@@ -364,8 +371,9 @@ class Getter:
                 if not state.expired:
                     found[object_id] = held
                     continue
-                if isinstance(held, self._class):
-                    missing[object_id] = state
+                # With options, criteria or errors of shards may hide a row.
+                if isinstance(held, self._class) and not options:
+                    missing.append(object_id)
                 if not options and (
                     _repeats_options(state)
                     # Its class may have more columns; cached rows have them all.
@@ -398,9 +406,10 @@ class Getter:
                 session, slot, wanted, many, execution_options, routed=bool(options)
             )
             found |= more
-        for object_id, state in missing.items():
+        for object_id in missing:
             if found.get(object_id) is None:
-                private.remove_missing(session, state)
+                again = partial(Session.get, session)
+                found[object_id] = self.get_with(session, object_id, True, {}, again)
         cls, shown = self._class, self._spec.is_shown
         return [
             one

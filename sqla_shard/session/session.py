@@ -558,6 +558,8 @@ class ShardSession(ShardedSession):
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
         # By autoflush or a listener it may be inside a bulk INSERT or UPDATE.
         bulk = self._bulk
+        root = None if bulk is None else self.root_connection(bulk)
+        options = None if root is None else root._execution_options
         with self._usage, inserting_on(None):
             try:
                 self._bulk = None
@@ -567,6 +569,9 @@ class ShardSession(ShardedSession):
             finally:
                 self._flush_views = None
                 self._bulk = bulk
+                if root is not None:
+                    # Rows of global link tables have bound it to their shard.
+                    root._execution_options = options
 
     def commit(self) -> None:
         """Commit; see :meth:`sqlalchemy.orm.Session.commit`."""

@@ -313,10 +313,15 @@ class ObjectRef(IdType):
         """Whether the id determines the shard of the row itself."""
         return self.colocated
 
-    def bind_processor(self, dialect: Dialect) -> Any:
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         """Check that the value is an id."""
-        # process_bind_param() would be two more calls for each value.
-        return self._checked
+        return self._checked(value)
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Return the check, without two more calls for each value."""
+        if type(self).process_bind_param is ObjectRef.process_bind_param:
+            return self._checked
+        return super().bind_processor(dialect)
 
 
 def full_id(column: Any) -> ColumnElement[int]:

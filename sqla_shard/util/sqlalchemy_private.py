@@ -294,12 +294,6 @@ def register_altered(session: Any, states: Iterable[Any]) -> None:
     session._register_altered(states)
 
 
-def remove_missing(session: Any, state: Any) -> None:
-    """Take an object whose row is missing out of a session, as ``get()`` (1.3)."""
-    if session.identity_map.contains_state(state):
-        session._remove_newly_deleted([state])
-
-
 def check_can_execute(session: Any) -> None:
     """Raise SQLAlchemy's error if the session cannot execute (1.4)."""
     TransactionalContext._trans_ctx_check(session)
