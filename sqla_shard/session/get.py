@@ -227,8 +227,8 @@ class Getter:
                 self._check(session, found, object_id)
             elif held is not None:
                 # Criteria of a listener may hide the row; SQLAlchemy reads it.
-                again = partial(Session.get, session)
-                return self.get_with(session, object_id, hidden, {}, again)
+                plain = partial(Session.get, session)
+                return self.get_with(session, object_id, hidden, {}, plain)
         return self._shown(found, hidden)
 
     def _read(
@@ -408,8 +408,8 @@ class Getter:
             found |= more
         for object_id in missing:
             if found.get(object_id) is None:
-                again = partial(Session.get, session)
-                found[object_id] = self.get_with(session, object_id, True, {}, again)
+                plain = partial(Session.get, session)
+                found[object_id] = self.get_with(session, object_id, True, {}, plain)
         cls, shown = self._class, self._spec.is_shown
         return [
             one

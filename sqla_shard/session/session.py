@@ -558,8 +558,8 @@ class ShardSession(ShardedSession):
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
         # By autoflush or a listener it may be inside a bulk INSERT or UPDATE.
         bulk = self._bulk
-        root = None if bulk is None else self.root_connection(bulk)
-        options = None if root is None else root._execution_options
+        root: Any = None if bulk is None else self.root_connection(bulk)
+        options = getattr(root, "_execution_options", None)
         with self._usage, inserting_on(None):
             try:
                 self._bulk = None

@@ -98,7 +98,7 @@ def _class_of(base: type[Any], shares: bool, pipelining: Pipelining) -> type[Any
         attributes["result_class"] = result_class(module)
     if hasattr(base, "connect"):
         bases.insert(0, _OneTimeout)
-    converters = getattr(module, "converters", None)
+    converters: Any = getattr(module, "converters", None)
     if hasattr(base, "escape") and hasattr(converters, "escape_int"):
         attributes["escape"] = _escaping(base.escape, converters.escape_int)
     return type("Connection", tuple(bases), attributes)
