@@ -379,6 +379,8 @@ def test_numbers_are_written_by_the_encoder_of_the_application():
     connection = _class_of(pymysql.connections.Connection, False, PIPELINING)
     encoders = {**pymysql.converters.conversions, int: lambda value, _: f"+{value}"}
     made = connection(defer_connect=True, conv=encoders)
-    assert made.escape(7) == made.escape(7, made.encoders) == "+7"
+    assert made.escape(7, made.encoders) == "+7"
+    # Without encoders PyMySQL 1.2.0 has its own.
+    assert made.escape(7) == pymysql.connections.Connection.escape(made, 7)
     with pytest.raises(TypeError, match="no default type converter"):
         made.escape(7, {})
