@@ -205,10 +205,10 @@ def _moment(value: Any, own: Any, encoded: Any) -> Any:
     """
     kind = _time_kept(own) or _kind_of_time(value)
     is_alike = kind in (None, _time_kept(encoded)) or (own is None and kind is datetime)
-    return value if is_alike else _Moment(value)
+    return value if is_alike else _AsMoment(value)
 
 
-class _Moment(ColumnElement[Any]):
+class _AsMoment(ColumnElement[Any]):
     """A date, or a time of day, as a DATETIME of the server."""
 
     __visit_name__ = "sqla_shard_moment"
@@ -219,8 +219,8 @@ class _Moment(ColumnElement[Any]):
         self.element = element
 
 
-@compiles(_Moment)
-def _compiled_moment(element: _Moment, compiler: Any, **kw: Any) -> str:
+@compiles(_AsMoment)
+def _compiled_moment(element: _AsMoment, compiler: Any, **kw: Any) -> str:
     value = str(compiler.process(element.element, **kw))
     return f"timestamp({value})" if is_mysql(compiler.dialect) else value
 
@@ -826,7 +826,7 @@ def _coded(
     if found is not None:
         new = {id(value): coded(value, own) for value, own in values}
         if columns and _read_dates(columns, coded, found, times, construct):
-            new |= {id(value): _Moment(value) for value, own in values if own}
+            new |= {id(value): _AsMoment(value) for value, own in values if own}
     if is_mixed:
         _collate(values, new)
     if all(new[id(value)] is value for value, _ in values):
