@@ -158,5 +158,5 @@ def test_the_token_of_a_dead_process_ends_by_itself(server, mark):
 
         assert cache_store.Harness().until(only_ours)
         assert store.unblock([mark], b"ours" * 4) == set()
-        assert cache_store.state(store, mark) is cache_store.State.LEASED
+        assert cache_store.state(store, mark) is cache_store.KeyState.LEASED
         store.close()
