@@ -449,12 +449,15 @@ class Absent(Suite):
     @pytest.fixture
     def absent(self, cluster, rng):
         new = pack(5, USER, rng.randrange(10**6, 10**9))
-        # An insert of the previous test on this shard, in an event loop, may
-        # still be invalidated: absences are not cached until then.
-        settled(lambda: seen(cluster, User, new))
-        with sent() as statements:
-            assert seen(cluster, User, new) is None
-        assert statements == []
+
+        def is_cached():
+            with sent() as statements:
+                assert seen(cluster, User, new) is None
+            return not statements
+
+        # An insert of the previous test on this shard may still be invalidated:
+        # absences are not cached until then.
+        assert wait_until(is_cached, seconds=30)
         return new
 
     def check(self, cluster, user_id):
