@@ -94,6 +94,25 @@ def bulk_on(session: ShardSession, place: Place) -> Iterator[None]:
         session._bulk = bulk
 
 
+@contextmanager
+def outside_bulk(session: ShardSession) -> Iterator[None]:
+    """Send the writes of the block to the shards of their objects.
+
+    For a flush inside a bulk INSERT or UPDATE; see :func:`bulk_on`.
+    """
+    bulk: Any = session._bulk
+    root = session.root_connection(bulk)
+    options = root._execution_options
+    try:
+        session._bulk = None
+        with inserting_on(None):
+            yield
+    finally:
+        # Rows of global link tables have bound it to their shard.
+        root._execution_options = options
+        session._bulk = bulk
+
+
 # The shard from which rows that every shard has are read.
 #
 # A transaction reads all of them from one shard: while a reference table is

@@ -218,8 +218,7 @@ class Getter:
                 return None
             try:
                 if found is not None and _repeats_options(state):
-                    again = partial(Session.get, session)
-                    return self.get_with(session, object_id, hidden, {}, again)
+                    return self._plain_get(session, object_id, hidden)
                 held, found = found, self._read(session, object_id, place, found)
             except UnreadableBlobError as error:
                 raise error.of(object_id) from error
@@ -227,8 +226,7 @@ class Getter:
                 self._check(session, found, object_id)
             elif held is not None:
                 # Criteria of a listener may hide the row; SQLAlchemy reads it.
-                plain = partial(Session.get, session)
-                return self.get_with(session, object_id, hidden, {}, plain)
+                return self._plain_get(session, object_id, hidden)
         return self._shown(found, hidden)
 
     def _read(
@@ -332,6 +330,11 @@ class Getter:
         self._check(session, found, object_id)
         return self._shown(found, hidden)
 
+    def _plain_get(self, session: ShardSession, object_id: int, hidden: bool) -> Any:
+        return self.get_with(
+            session, object_id, hidden, {}, partial(Session.get, session)
+        )
+
     def _only(self, ident: Any) -> Any:
         if isinstance(ident, Mapping) and len(ident) == 1:
             ((name, value),) = ident.items()
@@ -371,10 +374,11 @@ class Getter:
                 if not state.expired:
                     found[object_id] = held
                     continue
-                # With options, criteria or errors of shards may hide a row.
-                if isinstance(held, self._class) and not options:
+                if options:  # whose criteria may hide the row
+                    continue
+                if isinstance(held, self._class):
                     missing.append(object_id)
-                if not options and (
+                if (
                     _repeats_options(state)
                     # Its class may have more columns; cached rows have them all.
                     or (
@@ -408,8 +412,7 @@ class Getter:
             found |= more
         for object_id in missing:
             if found.get(object_id) is None:
-                plain = partial(Session.get, session)
-                found[object_id] = self.get_with(session, object_id, True, {}, plain)
+                found[object_id] = self._plain_get(session, object_id, hidden=True)
         cls, shown = self._class, self._spec.is_shown
         return [
             one

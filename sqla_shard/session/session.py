@@ -60,7 +60,7 @@ from sqla_shard.session.commit import (
     invalidate_flushed,
     reads_latest,
 )
-from sqla_shard.session.connections import bind_to, ShardView, Usage
+from sqla_shard.session.connections import bind_to, outside_bulk, ShardView, Usage
 from sqla_shard.session.execute import check_keyspace, prepare
 from sqla_shard.session.flush import place_objects, place_of
 from sqla_shard.session.get import ANSWERS, getter_of, includes_hidden, is_plain
@@ -557,21 +557,14 @@ class ShardSession(ShardedSession):
     def flush(self, objects: Any = None) -> None:
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
         # By autoflush or a listener it may be inside a bulk INSERT or UPDATE.
-        bulk = self._bulk
-        root: Any = None if bulk is None else self.root_connection(bulk)
-        options = getattr(root, "_execution_options", None)
-        with self._usage, inserting_on(None):
+        apart = inserting_on(None) if self._bulk is None else outside_bulk(self)
+        with self._usage, apart:
             try:
-                self._bulk = None
                 self._flush_views = {}
                 self.issued_attributes = IssuedAttributes()
                 super().flush(objects)
             finally:
                 self._flush_views = None
-                self._bulk = bulk
-                if root is not None:
-                    # Rows of global link tables have bound it to their shard.
-                    root._execution_options = options
 
     def commit(self) -> None:
         """Commit; see :meth:`sqlalchemy.orm.Session.commit`."""
@@ -640,7 +633,7 @@ class ShardSession(ShardedSession):
         :returns: a list in the order of the ids, with None for each id that
             has no row.
         :raises InvalidIdError: if a value is not an id, or is an id of
-            another class; for a single id.
+            another class, or if ``ids`` is a single id.
         """
         getter = getter_of(entity)
         if not getter.by_id:
