@@ -99,7 +99,8 @@ def backends_of(name: str, tier: str) -> Sequence[On]:
         every = (*plain, *mariadb, *mysql, *newer)
         return [on for on in every if not on.in_loop or on.kind != without]
     if tier == "test" and live:
-        return [on.smaller() for on in (*live[:1], *mysql[: name in CORE])]
+        core = mysql[:1] if name in CORE else []
+        return [on.smaller() for on in (*live[:1], *core)]
     return [on.smaller() for on in plain if on.name == "sqlite"]
 
 
