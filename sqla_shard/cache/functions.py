@@ -191,7 +191,7 @@ class FunctionCache:
         session = with_transaction(session)
         many = [ids] if isinstance(ids, (int, str)) else list(ids)
         self.check(many)
-        cache = session.cluster.caching
+        cache = session.cluster.cache
         if cache is None:
             return
         cache.region(self.region)

@@ -814,11 +814,6 @@ class Cluster(FromSources, EventTarget):
         _with_cache[self] = None
         return cache
 
-    @property
-    def caching(self) -> Cache | None:
-        """The cache, for sessions."""
-        return self.cache
-
     def _close_rest(self) -> None:
         for function in list(self._closing):
             function()

@@ -25,6 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from time import monotonic
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TYPE_CHECKING, TypeVar
@@ -42,19 +43,16 @@ from sqla_shard.engine import (
     EngineStats,
     no_answer,
     Places,
-    StatementReports,
 )
 from sqla_shard.engine.registry import LOOK
 from sqla_shard.exc import NoEventLoopError
-from sqla_shard.session import PlacementPolicy, ShardSession
-from sqla_shard.session.paging import Page, Seal
-from sqla_shard.session.placement import IdService
+from sqla_shard.session import ShardSession
+from sqla_shard.session.paging import Page
 from sqla_shard.session.session import SessionContext
 from sqla_shard.topology import Topology
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
-    from sqla_shard.cache import Cache
 
 
 T = TypeVar("T")
@@ -168,6 +166,11 @@ class _Loop:
     guard: AsyncGenerator[None, None]
 
 
+def _of_cluster(name: str) -> Any:
+    """Return a property: an attribute of the cluster of synchronous sessions."""
+    return property(attrgetter(f"_cluster.{name}"))
+
+
 class Loops:
     """The engines of all event loops; the cluster of asynchronous sessions.
 
@@ -202,52 +205,17 @@ class Loops:
         """The cluster of synchronous sessions."""
         return self._cluster
 
-    @property
-    def placement(self) -> PlacementPolicy:
-        """The policy for new roots."""
-        return self._cluster.placement
-
-    @property
-    def id_clock(self) -> Callable[[], int]:
-        """The clock of ids that begin with the time."""
-        return self._cluster.id_clock
-
-    @property
-    def id_service(self) -> IdService | None:
-        """The service that issues ids."""
-        return self._cluster.id_service
-
-    @property
-    def scatters(self) -> bool:
-        """Whether statements may go to all shards."""
-        return self._cluster.scatters
-
-    @property
-    def caching(self) -> Cache | None:
-        """The row cache."""
-        return self._cluster.caching
-
-    @property
-    def seal(self) -> Seal:
-        """Signs and checks bookmarks."""
-        return self._cluster.seal
-
-    def job_context(self, task: str) -> dict[str, str]:
-        """Return what listeners store with a job."""
-        return self._cluster.job_context(task)
-
-    def listens(self, name: str) -> bool:
-        """Return whether an event has listeners."""
-        return self._cluster.listens(name)
-
-    def notify(self, name: str, *arguments: Any) -> None:
-        """Call the listeners of an event of a session."""
-        self._cluster.notify(name, *arguments)
-
-    @property
-    def watch(self) -> StatementReports | None:
-        """Listeners and comments for the statements of sessions."""
-        return self._cluster.watch
+    # What a session asks of either kind of cluster.
+    placement = _of_cluster("placement")
+    id_clock = _of_cluster("id_clock")
+    id_service = _of_cluster("id_service")
+    scatters = _of_cluster("scatters")
+    cache = _of_cluster("cache")
+    seal = _of_cluster("seal")
+    watch = _of_cluster("watch")
+    job_context = _of_cluster("job_context")
+    listens = _of_cluster("listens")
+    notify = _of_cluster("notify")
 
     @property
     def places(self) -> Places:

@@ -222,15 +222,6 @@ class JobOptions:
                     value=self.run_after,
                 ) from None
 
-    @property
-    def key(self) -> bytes | None:
-        """The unique key, as it is stored.
-
-        :raises JobOptionError: if it is not valid.
-        """
-        key = self.unique_key
-        return None if key is None else stored_key(key)
-
 
 def stored_key(unique_key: str) -> bytes:
     """Return a unique key as it is stored.
@@ -368,7 +359,7 @@ def insert_job(
     :raises JobArgumentError: if the arguments are too long.
     :raises JobOptionError: if the session is in autocommit mode.
     """
-    key = options.key
+    key = None if options.unique_key is None else stored_key(options.unique_key)
     row = {**_row(session, place, task, arguments, options), "unique_key": key}
     due = "now"
     after = options.run_after
@@ -383,12 +374,15 @@ def insert_job(
     local_id: int = result.inserted_primary_key[0]
     if due == "now":
         hint_after_commit(session, place, options.queue, options.priority)
-    if key is None:
-        return _address(place, local_id)
-    holder = take_key(session, at, key, local_id)
+    holder = local_id if key is None else take_key(session, at, key, local_id)
     if holder != local_id:
         session.execute(_DELETE, {"the_id": local_id}, bind_arguments=at)
-    return _address(place, holder, is_new=holder == local_id)
+    return EnqueuedJob(
+        keyspace=place.keyspace,
+        shard_id=place.shard_id,
+        local_id=holder,
+        is_new=holder == local_id,
+    )
 
 
 def take_key(
@@ -482,15 +476,6 @@ def _row(
         "shard_id": place.shard_id,
         "max_attempts": options.max_attempts,
     }
-
-
-def _address(place: Place, local_id: int, *, is_new: bool = True) -> EnqueuedJob:
-    return EnqueuedJob(
-        keyspace=place.keyspace,
-        shard_id=place.shard_id,
-        local_id=local_id,
-        is_new=is_new,
-    )
 
 
 def _refuse_autocommit(session: ShardSession, place: Place) -> None:

@@ -442,7 +442,7 @@ class List:
 
         :param rows: target id and sequence of each row, ascending.
         """
-        caching = self.session.cluster.caching
+        caching = self.session.cluster.cache
         table = self.statements.table
         if caching is not None and caching.is_cached(table):
             caching.record_append(self.session, table, self.source_id, rows)
@@ -573,7 +573,7 @@ class CachedRows:
         """
         rows = [self._prefix.rows[number] for number in numbers]
         own = self._list
-        caching = own.session.cluster.caching
+        caching = own.session.cluster.cache
         if not rows or caching is None:
             return []
         table = own.statements.table

@@ -60,7 +60,7 @@ def announce(session: ShardSession) -> Announcement | None:
 
     :returns: None if the transaction invalidates nothing.
     """
-    caching = session.cluster.caching
+    caching = session.cluster.cache
     if caching is None or not session.log.invalidations:
         return None
     return caching.announce(session)
@@ -77,7 +77,7 @@ def ensure_begun(session: Any) -> None:
     if log is None or log.first is not None or not log.invalidations:
         return
     # The end of a savepoint is not a COMMIT.
-    if session.cluster.caching is None or session.in_nested_transaction():
+    if session.cluster.cache is None or session.in_nested_transaction():
         return
     session.flush()
     if not log.places_that_commit(None) and _connected_place(session) is None:
@@ -146,7 +146,7 @@ def check_write(
     :param by_session: whether the session sends the statement.
     :raises CachedWriteError: if rows of the table are cached.
     """
-    caching = session.cluster.caching
+    caching = session.cluster.cache
     if by_session:
         refuse_cached_autocommit(session, place, table)
     elif caching is not None and caching.is_cached(table):
@@ -164,7 +164,7 @@ def invalidate_list(
 
     :raises CachedWriteError: in autocommit mode.
     """
-    caching = session.cluster.caching
+    caching = session.cluster.cache
     if caching is not None and caching.is_cached(table):
         refuse_cached_autocommit(session, place, table)
         caching.record_write(session, table, source_id)
@@ -172,7 +172,7 @@ def invalidate_list(
 
 def invalidate_flushed(session: ShardSession, context: Any) -> None:
     """Handle ``after_flush``."""
-    caching = session.cluster.caching
+    caching = session.cluster.cache
     if caching is None:
         return
     for state, (_, listed_only) in context.states.items():
@@ -202,7 +202,7 @@ def invalidate_rows(
     :param rows: parameters of the statement, by shard location.
     :raises CachedWriteError: if the rows cannot be determined.
     """
-    caching = session.cluster.caching
+    caching = session.cluster.cache
     table = statement.table
     if caching is None or not caching.is_cached(table):
         return
@@ -245,7 +245,7 @@ def invalidate_matching(
     :returns: number of matching rows.
     :raises CachedWriteError: in autocommit mode.
     """
-    caching = session.cluster.caching
+    caching = session.cluster.cache
     assert caching is not None  # noqa: S101  # see check_matching()
     table = statement.table
     for place in places:
@@ -268,7 +268,7 @@ def check_matching(session: ShardSession, statement: Any) -> bool:
 
     :raises CachedWriteError: if the rows cannot be determined.
     """
-    caching = session.cluster.caching
+    caching = session.cluster.cache
     if caching is None:
         return False
     table = statement.table
@@ -401,7 +401,7 @@ class Commits:
         """
         if self._is_done:
             return
-        refuse_lost([p.connection for p in self._parts.values()], self._session)
+        refuse_lost(self._session._connections, self._session)
         announced = announce(self._session)
         written = self._session.log.in_order()
         start = perf_counter()
@@ -433,8 +433,15 @@ class Commits:
             cluster.notify("commit_ended", report)
 
     def _commit_or_report(self, written: Sequence[Engine]) -> None:
+        read = dict(self._parts)
         try:
-            self._commit_all(written)
+            for engine in written:
+                # None if no statement was sent after the write was recorded
+                part = read.pop(engine, None)
+                if part is not None:
+                    part.inner.commit()
+            for part in read.values():
+                part.end()
         except PartialCommitError:
             raise
         except Exception as error:
@@ -451,16 +458,6 @@ class Commits:
                     "COMMIT was interrupted: %s", partial, extra={"action": "commit"}
                 )
             raise
-
-    def _commit_all(self, written: Sequence[Engine]) -> None:
-        read = dict(self._parts)
-        for engine in written:
-            # None if no statement was sent after the write was recorded
-            part = read.pop(engine, None)
-            if part is not None:
-                part.inner.commit()
-        for part in read.values():
-            part.end()
 
 
 class _Part:

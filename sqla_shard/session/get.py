@@ -73,7 +73,7 @@ def usable_cache(session: ShardSession, table: Any = None) -> Cache | None:
     After a write in the transaction, reads must not use it: the cache does
     not contain the written values.
     """
-    caching = session.cluster.caching
+    caching = session.cluster.cache
     if caching is None or not session.uses_cache or session.log.first is not None:
         return None
     return caching if table is None or caching.reads(table) else None
@@ -131,7 +131,7 @@ def refuse_cached_autocommit(session: ShardSession, place: Place, table: Any) ->
     :raises CachedWriteError: if rows of the table are cached, and the
         engine has the isolation level AUTOCOMMIT.
     """
-    caching = session.cluster.caching
+    caching = session.cluster.cache
     if caching is None or not caching.is_cached(table):
         return
     if private.is_autocommit(session.root_connection(place)):

@@ -556,6 +556,8 @@ class ShardSession(ShardedSession):
 
     def flush(self, objects: Any = None) -> None:
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
+        if private.is_clean(self):
+            return  # nearly every autoflush
         # By autoflush or a listener it may be inside a bulk INSERT or UPDATE.
         apart = inserting_on(None) if self._bulk is None else outside_bulk(self)
         with self._usage, apart:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from sqlalchemy.engine.util import TransactionalContext
@@ -273,6 +273,8 @@ def with_lazyload_from(query: Any, state: Any) -> Any:
 # Sessions and their transactions.
 
 
+#: Whether a session has nothing to flush (1.3).
+is_clean: Callable[[Any], bool] = methodcaller("_is_clean")
 #: Whether a session is flushing (1.3).
 is_flushing: Callable[[Any], bool] = attrgetter("_flushing")
 #: The connections of a session by engine and connection (1.3).

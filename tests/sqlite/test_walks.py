@@ -148,17 +148,17 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walks]:
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("get", 82),
-        ("get_many", 442),
-        ("newest", 505),
-        ("groups", 675),
-        ("new_object", 172),
-        ("new_objects", 2200),
-        ("changed_object", 245),
-        ("enqueued", 122),
+        ("get", 78),
+        ("get_many", 440),
+        ("newest", 501),
+        ("groups", 668),
+        ("new_object", 166),
+        ("new_objects", 2000),
+        ("changed_object", 237),
+        ("enqueued", 110),
         ("worker", 1940),
         ("engines", 352),
-        ("opened", 515),
+        ("opened", 500),
     ],
 )
 @pytest.mark.usefixtures("no_listeners")
