@@ -293,7 +293,7 @@ class DeadFailover(Promotion):
         status = new.status()
         if status is not None and status.received:
             self._apply_all(status.received)
-        new.stop()
+        new.abandon()
         self._refuse_unapplied(new.status(), received)
         self.prepare_publish()
         return {"loss": loss}

@@ -8,6 +8,7 @@ MariaDB, sets of GTIDs on MySQL.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -39,6 +40,14 @@ __all__ = [
 
 #: Seconds in which a transaction that a standby has is committed on MySQL.
 _COMMIT_SECONDS = 1.0
+#: The thread of MySQL that hands transactions to those that apply them, which it
+#: has started.
+_APPLIER = (
+    "SELECT MIN(id) FROM information_schema.processlist"
+    " WHERE user = 'system user' AND host = ''"
+)
+#: Seconds until it has ended.
+_KILL_SECONDS = 10.0
 
 
 def replication_of(admin: Admin) -> Replication:
@@ -395,6 +404,25 @@ class MySQLReplication(Replication):
                 "SELECT GTID_SUBTRACT(%s, @@GLOBAL.gtid_executed)", history
             )
         )
+
+    def abandon(self) -> None:
+        """``KILL`` the applier first.
+
+        STOP REPLICA would wait 60 s for the rest, even if KILL follows.
+        """
+        self.stop_receiver()
+        applier = self.admin.value(_APPLIER)
+        if applier is not None:
+            self.admin.kill(applier)
+            deadline = time.monotonic() + _KILL_SECONDS
+            while (status := self.status()) and status.applier == "Yes":
+                if time.monotonic() > deadline:
+                    raise self.admin.error(
+                        f"its applier, session {applier}, was killed and has not "
+                        f"ended in {_KILL_SECONDS:g} s; look at SHOW PROCESSLIST"
+                    )
+                time.sleep(0.01)
+        self.stop()
 
     def adopt(self, position: str, history: str = "") -> None:
         """Delete the binary log, and set ``gtid_purged``."""

@@ -486,6 +486,13 @@ class Replication(ABC):
         """Stop receiving and applying; the position is remembered."""
         self.admin.run(f"STOP {self.REPLICA}")
 
+    def abandon(self) -> None:
+        """Stop, after everything that was received whole is applied.
+
+        The rest of a transaction that was received in part is not waited for.
+        """
+        self.stop()
+
     def detach(self) -> None:
         """Stop, and forget the primary and everything received."""
         self.stop()

@@ -213,6 +213,33 @@ def test_after_a_timeout_of_semi_sync_the_loss_is_stated(
 
 
 @pytest.mark.thorough
+def test_a_transaction_that_was_received_in_part_is_not_waited_for(
+    server_kind, tmp_path
+):
+    """MySQL waits for 60 s before it stops the applier of one."""
+    with started(tmp_path, server_kind) as pairs:
+        prepare(pairs, timeout=100)
+        fleet = pairs.fleet()
+        primary, standby = roles(pairs)
+        primary.root_execute("CREATE TABLE db00000.filler (v LONGTEXT)")
+        wait_until_equal(primary, standby)
+        standby.pause()
+        with primary.root_connect() as connection:
+            cursor = connection.cursor()
+            cursor.execute("START TRANSACTION")
+            # More than the buffers of the standby's socket hold.
+            for _ in range(32):
+                cursor.execute("INSERT INTO db00000.filler SELECT REPEAT('x', 1000000)")
+            connection.commit()
+        primary.kill()
+        standby.resume()
+        assert wait_until(lambda: is_connecting(standby), seconds=60)
+        plan = DeadFailover.planned(fleet, "server1")
+        assert apply(fleet, plan).state == "finished"
+        assert standby.root_execute("SELECT COUNT(*) FROM db00000.filler") == [(0,)]
+
+
+@pytest.mark.thorough
 def test_a_standby_that_was_restarted_by_itself_states_the_loss(
     pairs, tmp_path, seed, say
 ):
