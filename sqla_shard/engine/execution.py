@@ -8,12 +8,14 @@ the rows of one database.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
+from sqlalchemy.engine.default import DefaultExecutionContext
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import Failure
@@ -36,6 +38,7 @@ from sqla_shard.exc import (
     ServerUnreachableError,
     ShardError,
 )
+from sqla_shard.types.object_ids import inserting_on
 
 #: The arguments of ``do_execute``: cursor, statement, parameters, context
 Arguments = tuple[Any, Any, Any, Any]
@@ -162,6 +165,44 @@ def _answer(
         description = merge.columns_shown(description)
     check_rows(len(rows), plan.max_rows)
     return description, rows
+
+
+def compose_new_ids(engine: Engine) -> None:
+    """Let an engine return the ids of new rows, not their local ids.
+
+    :param engine: a new engine.
+    """
+    dialect: Any = engine.dialect
+    dialect.execution_ctx_cls = _composing(dialect.execution_ctx_cls)
+
+
+@cache
+def _composing(base: type) -> type:
+    return type(base.__name__, (_Context, base), {})
+
+
+class _Context(DefaultExecutionContext):
+    """Composes the ids of new rows where their local ids are received.
+
+    Not longer: a listener, or the default of a column, may read rows of other
+    shards while SQLAlchemy inserts.
+    """
+
+    def _on_shard(self) -> AbstractContextManager[None]:
+        plan: ExecutionPlan | None = self.execution_options.get(OPTION)
+        return inserting_on(None if plan is None else plan.places[0].shard_id)
+
+    def _setup_ins_pk_from_lastrowid(self) -> Any:
+        base: Any = super()
+        with self._on_shard():
+            return base._setup_ins_pk_from_lastrowid()
+
+    def keys_of(self, cursor: Any) -> list[Any]:
+        """Return the primary keys of the rows that a cursor has inserted."""
+        base: Any = super()
+        with self._on_shard():
+            keys: list[Any] = base.keys_of(cursor)
+        return keys
 
 
 def execute_many(

@@ -26,7 +26,12 @@ from sqlalchemy.pool import PoolResetState
 
 from sqla_shard.dialects import Backend, Failure
 from sqla_shard.dialects.polling import PolledConnection
-from sqla_shard.engine.execution import execute_everywhere, execute_many, get_ready
+from sqla_shard.engine.execution import (
+    compose_new_ids,
+    execute_everywhere,
+    execute_many,
+    get_ready,
+)
 from sqla_shard.engine.plans import OPTION, PLACES, render_event
 from sqla_shard.engine.pools import ENDED
 from sqla_shard.engine.rendering import Place
@@ -84,6 +89,7 @@ def listen(
     errors = Errors(engines, names, backend)
     state = _ConnectionState(engine, engines, backend, retirement)
     opened = engines.open_connections
+    compose_new_ids(engine)
     _register(
         engine,
         {

@@ -21,7 +21,6 @@ from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import ConcurrentUseError, ScatterFailedError, ScatterTimeoutError
 from sqla_shard.session.transaction import connection_lost, TransactionLog
 from sqla_shard.topology import Keyspace
-from sqla_shard.types.object_ids import inserting_on
 
 if TYPE_CHECKING:
     from sqla_shard import ShardSession
@@ -36,13 +35,12 @@ class ShardView(Connection):
     ``session.connection(bind_arguments={"shard_id": n})`` returns one.
     """
 
-    __slots__ = ("_shard_id", "_shard_options")
+    __slots__ = ("_shard_options",)
 
     def __init__(self, root: Connection, place: Place, plan: ExecutionPlan) -> None:
         # One dictionary for both: SQLAlchemy sets attributes such as the
         # nested transaction on either of them.
         object.__setattr__(self, "__dict__", root.__dict__)
-        self._shard_id = place.shard_id
         self._shard_options = {OPTION: plan, "schema_translate_map": TRANSLATE}
 
     @property
@@ -52,16 +50,6 @@ class ShardView(Connection):
     @_execution_options.setter
     def _execution_options(self, options: Any) -> None:
         self.__dict__["_execution_options"] = options
-
-    def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute a statement on the shard; see ``Connection.execute``."""
-        with inserting_on(self._shard_id):
-            return super().execute(*args, **kwargs)
-
-    def scalar(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute a statement on the shard; see ``Connection.scalar``."""
-        with inserting_on(self._shard_id):
-            return super().scalar(*args, **kwargs)
 
 
 def bind_to(root: Connection, plan: ExecutionPlan) -> None:
@@ -86,8 +74,7 @@ def bulk_on(session: ShardSession, place: Place) -> Iterator[None]:
         plan = session._plan_for(place)
         try:
             bind_to(root, plan)
-            with inserting_on(place.shard_id):
-                yield
+            yield
         finally:
             root._execution_options = options
     finally:
@@ -105,8 +92,7 @@ def outside_bulk(session: ShardSession) -> Iterator[None]:
     options = root._execution_options
     try:
         session._bulk = None
-        with inserting_on(None):
-            yield
+        yield
     finally:
         # Rows of global link tables have bound it to their shard.
         root._execution_options = options

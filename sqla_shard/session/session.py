@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
@@ -78,7 +79,6 @@ from sqla_shard.session.transaction import (
     roll_back_together,
     TransactionLog,
 )
-from sqla_shard.types.object_ids import inserting_on
 from sqla_shard.util import sqlalchemy_private as private
 from sqla_shard.util.logs import careful_log
 
@@ -559,7 +559,7 @@ class ShardSession(ShardedSession):
         if private.is_clean(self):
             return  # nearly every autoflush
         # By autoflush or a listener it may be inside a bulk INSERT or UPDATE.
-        apart = inserting_on(None) if self._bulk is None else outside_bulk(self)
+        apart = nullcontext() if self._bulk is None else outside_bulk(self)
         with self._usage, apart:
             try:
                 self._flush_views = {}

@@ -105,6 +105,24 @@ class Inserting(Changing):
         many.execute(insert(Comment), [{"pin_id": there, "body": "bulk", "n": 9}])
         assert not many.dirty
 
+    def test_listeners_read_objects_of_shard_0(self, many, pins):
+        """Their ids are like local ids, which other shards return of new rows."""
+        here, there = pins[0], pins[-1]
+        found = []
+
+        def read(state):
+            if state.is_insert or state.is_update:
+                found.append(many.scalars(select(Pin.id).where(Pin.id == here)).one())
+                found.append(many.get(Pin, here, populate_existing=True).id)
+
+        event.listen(many, "do_orm_execute", read)
+        many.execute(insert(Comment), [{"pin_id": there, "body": "b", "n": 9}])
+        many.execute(insert(Comment).values(pin_id=there, body="b", n=9))
+        many.execute(insert(Comment.__table__), [{"pin_id": there, "body": "b"}])
+        many.execute(update(Pin), [{"id": there, "n": 9}])
+        many.execute(update(Pin).where(Pin.id == there).values(n=9))
+        assert found == [here] * 10
+
     def test_rows_with_ids_of_their_own(self, many, log):
         ids = [pack(i, PIN, 500 + k) for k in (1, 2) for i in (3, 0)]
         many.execute(insert(Pin), [{"id": i, "title": "own"} for i in ids])
