@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import Any, TYPE_CHECKING, TypeVar
 
 from sqlalchemy import Connection, event, inspect
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import (
     class_mapper,
@@ -41,6 +41,7 @@ from sqlalchemy.orm import (
     SessionTransaction,
 )
 from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.util import safe_reraise
 
 from sqla_shard.engine import ExecutionPlan, Places, StatementReports
 from sqla_shard.engine.hooks import TRANSACTION_LOG
@@ -49,6 +50,7 @@ from sqla_shard.exc import (
     ForkedSessionError,
     NoShardKeyError,
     RoutingError,
+    ShardError,
     UnsupportedStatementError,
 )
 from sqla_shard.exc.base import summary
@@ -105,7 +107,16 @@ _OURS = frozenset({"limits", "merged", "places"})
 
 def _before_flush(session: Any, context: Any, objects: Any) -> None:
     session._check_process()
-    place_objects(session)
+    try:
+        place_objects(session)
+    except BaseException as error:
+        # A refused flush has sent nothing, and the transaction continues.  After
+        # another error, such as a deadlock of what is read here, SQLAlchemy's
+        # flush would not let the rest of it be committed.
+        if isinstance(error, DBAPIError) or not isinstance(error, ShardError):
+            with safe_reraise():
+                private.roll_back_flush(session)
+        raise
 
 
 def _before_commit(session: Any) -> None:

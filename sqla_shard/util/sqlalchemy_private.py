@@ -61,6 +61,11 @@ def class_of(element: Any) -> Any:
     return extract_first_column_annotation(element, "parententity")  # type: ignore[no-untyped-call]  # SQLAlchemy's
 
 
+def roll_back_flush(session: Any) -> None:
+    """Roll back the transaction as after an error of its flush (2.0)."""
+    session._autobegin_t()._begin().rollback(_capture_exception=True)
+
+
 def earlier_joins(statement: Any) -> list[Any]:
     """Return the joins of a SELECT before its columns were replaced (1.4)."""
     return [

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import ForeignKey, inspect
-from sqlalchemy.exc import SAWarning
+from sqlalchemy import event, ForeignKey, inspect
+from sqlalchemy.exc import PendingRollbackError, SAWarning
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from sqla_shard import blob_field, Cluster, ObjectMixin, ShardedId
@@ -168,6 +168,27 @@ def test_what_is_replaced_is_loaded_once(cluster, user_id):
         verbs = [one.split()[0] for one in log.statements]
         assert verbs == ["SELECT", "INSERT"]
         session.rollback()
+
+
+def test_an_error_of_what_is_loaded_rolls_back(cluster, user_id):
+    """As by plain SQLAlchemy: the changes before it are not committed."""
+    with cluster.session() as session:
+        user = session.get_one(User, user_id)
+        user.name = "changed"
+        session.flush()
+        session.add(Profile(user=user))
+
+        def fail(state: Any) -> None:
+            raise RuntimeError("a deadlock, or Ctrl-C")
+
+        event.listen(session, "do_orm_execute", fail)
+        with pytest.raises(RuntimeError, match="deadlock"):
+            session.flush()
+        event.remove(session, "do_orm_execute", fail)
+        with pytest.raises(PendingRollbackError):
+            session.commit()
+        session.rollback()
+        assert session.get_one(User, user_id).name == ""
 
 
 def test_it_is_set_replaced_and_removed(cluster, user_id):
