@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from shlex import quote
@@ -22,7 +23,8 @@ _REVISIONS = "migrations"
 @command(
     "init",
     "sqla-shard init shop",
-    "sqla-shard init shop --url 'mysql://app:${MYSQL_PASSWORD}@mysql001a'",
+    "sqla-shard init shop --compose",
+    "sqla-shard init shop --url 'mysql://app:${MYSQL_PASSWORD}@mysql001a' --systemd",
 )
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @option(
@@ -32,8 +34,26 @@ _REVISIONS = "migrations"
     multiple=True,
     show_default="two folders of SQLite files",
 )
+@option(
+    "--standby URL",
+    "The standby of a server, in the order of --url; repeatable.",
+    to="standbys",
+    multiple=True,
+)
+@option(
+    "--compose",
+    "Also write compose.yaml, with two MySQL servers and memcached, instead of --url.",
+)
+@option("--systemd", "Also write units for a worker and, with --standby, a watcher.")
 @option("--shards N", "Number of virtual shards.", click.IntRange(1, 65536), default=64)
-def init_command(directory: Path, urls: tuple[str, ...], shards: int) -> None:
+def init_command(
+    directory: Path,
+    urls: tuple[str, ...],
+    standbys: tuple[str, ...],
+    compose: bool,
+    systemd: bool,
+    shards: int,
+) -> None:
     """Write a new project into DIRECTORY: topology, models, revisions, tests.
 
     DIRECTORY must be new or empty.
@@ -41,26 +61,40 @@ def init_command(directory: Path, urls: tuple[str, ...], shards: int) -> None:
     from sqlalchemy import make_url
 
     from sqla_shard import schema
+    from sqla_shard.cli.init_services import compose_files, compose_urls, systemd_files
     from sqla_shard.testing.topology_documents import topology_document
     from sqla_shard.topology import DEFAULT_PLACEHOLDERS, to_json, Topology
     from sqla_shard.util.masking import redact
 
+    if compose and urls:
+        raise click.UsageError("--compose has servers of its own; leave out --url")
+    if len(standbys) not in (0, len(urls)):
+        raise click.UsageError(
+            f"{len(standbys)} --standby for {len(urls)} --url; give each its standby, "
+            "or none"
+        )
+    if compose:
+        urls = compose_urls(2)
     urls = urls or ("sqlite:///data/server1", "sqlite:///data/server2")
     if len(urls) > shards:
         raise click.UsageError(
             f"--shards {shards} is less than {len(urls)} servers; each needs a shard"
         )
     names = {f"server{number}": url for number, url in enumerate(urls, 1)}
+    document = topology_document(names, shards)
+    servers = document["keyspaces"]["objects"]["servers"]
+    for server, standby in zip(servers, standbys, strict=False):
+        server["standby"] = standby
     topology = Topology.from_mapping(
-        topology_document(names, shards),
+        document,
         # The program that is written allows no others.
         environ=dict.fromkeys(DEFAULT_PLACEHOLDERS, ""),
     )
-    for url in urls:
+    for url in (*urls, *standbys):
         password = make_url(url).password
         if password is not None and "${" not in str(password):
             raise click.UsageError(
-                f"--url {redact(url)}: its password would stand in {_TOPOLOGY}; give "
+                f"{redact(url)}: its password would stand in {_TOPOLOGY}; give "
                 "the name of a variable, in single quotes: "
                 "'mysql://app:${MYSQL_PASSWORD}@host'"
             )
@@ -76,6 +110,15 @@ def init_command(directory: Path, urls: tuple[str, ...], shards: int) -> None:
     }
     files[directory / _TOPOLOGY] = to_json(topology)
     files[directory / ".gitignore"] = b"__pycache__/\n/data/\n"
+    services = {}
+    project = re.sub(r"[^A-Za-z0-9_-]+", "-", directory.resolve().name)
+    if compose:
+        services = compose_files(project, list(names))
+    if systemd:
+        services |= systemd_files(
+            project, directory, has_cache=compose, has_standbys=bool(standbys)
+        )
+    files |= {directory / path: text.encode() for path, text in services.items()}
     try:
         for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,13 +135,24 @@ def init_command(directory: Path, urls: tuple[str, ...], shards: int) -> None:
         raise
     # The commands would reach the fleet that it names.
     unset = f"  unset {VARIABLE}\n" if VARIABLE in os.environ else ""
+    start = (
+        "  export SQLA_SHARD_CACHE=cache.toml MYSQL_PASSWORD=...  # your choice\n"
+        "  docker compose up --wait\n"
+        if compose
+        else ""
+    )
+    units = "".join(
+        f"\n  sudo systemctl enable --now $PWD/{path}"
+        for path in services
+        if ".service" in path
+    )
     for path in (*files, *made):
         echo(f"created {path}")
     echo(
-        f"\nNext:\n  cd {quote(str(directory))}\n{unset}"
+        f"\nNext:\n  cd {quote(str(directory))}\n{unset}{start}"
         "  sqla-shard schema provision --initial\n"
         '  alembic revision --autogenerate -m "first tables"\n'
         "  sqla-shard schema upgrade\n"
         "  python app.py\n"
-        "  python -m pytest"
+        f"  python -m pytest{units}"
     )

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +86,12 @@ def test_the_fleet_of_a_variable_is_not_meant(tmp_path):
         (["--shards", "1"], "--shards 1 is less than 2 servers"),
         (["--url", "postgresql://app@host"], "postgresql"),
         (["--url", "mysql://app:secret@host"], "mysql://app:***@host: its password"),
+        (["--url", "mysql://app@host", "--compose"], "leave out --url"),
+        (["--standby", "mysql://app@host"], "1 --standby for 0 --url"),
+        (
+            ["--url=mysql://a@h", "--standby=mysql://app:secret@host"],
+            "mysql://app:***@host: its password",
+        ),
     ],
 )
 def test_invalid_options_write_nothing(tmp_path, given, message):
@@ -88,3 +99,75 @@ def test_invalid_options_write_nothing(tmp_path, given, message):
     assert done.exit_code in (1, 2)
     assert message in done.output
     assert not (tmp_path / "shop").exists()
+
+
+def settings(text: str) -> dict[str, Any]:
+    """Return the services of a compose file, whose values are JSON."""
+    services: dict[str, Any] = {}
+    for name, key, value in re.findall(r"(?m)^  (\w+):$|^    (\w+): (.+)$", text):
+        if name:
+            services[name] = {}
+        else:
+            services[[*services][-1]][key] = json.loads(value)
+    return services
+
+
+def test_a_compose_file_has_the_servers_of_the_topology(tmp_path: Path) -> None:
+    project = tmp_path / "shop"
+    done = invoke("init", project, "--compose")
+    assert done.exit_code == 0, done.output
+    assert "\n  docker compose up --wait\n" in done.output
+    text = (project / "compose.yaml").read_text()
+    services = settings(text)
+    cache = services.pop("memcached")
+    topology = json.loads((project / "topology.json").read_bytes())
+    servers = topology["keyspaces"]["objects"]["servers"]
+    assert [one["name"] for one in servers] == list(services)
+    for server, service in zip(servers, services.values(), strict=True):
+        (port,) = service["ports"]
+        assert server["primary"].partition("@")[2] == port.removesuffix(":3306")
+        assert server["primary"].startswith("mysql://app:${MYSQL_PASSWORD}@")
+        assert service["environment"]["MYSQL_USER"] == "app"
+        data, grants = service["volumes"]
+        assert f"  {data.partition(':')[0]}: {{}}" in text.splitlines()
+        assert (project / grants.partition(":")[0]).is_file()
+    regions = tomllib.loads((project / "cache.toml").read_text())["regions"]
+    (node,) = regions["objects"]["arguments"]["servers"]
+    assert cache["ports"] == [f"{node}:11211"]
+
+
+PAIR = ["--url", URL % 1, "--standby", URL % 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "units"),
+    [
+        ([], ["worker"]),
+        (["--compose"], ["worker"]),
+        # It only promotes standbys.
+        (PAIR, ["watcher", "worker"]),
+    ],
+)
+def test_units_of_systemd(tmp_path: Path, given: list[str], units: list[str]) -> None:
+    # Of its path and its name, some characters mean something to systemd.
+    project = tmp_path / "the shop%h"
+    done = invoke("init", project, "--systemd", *given)
+    assert done.exit_code == 0, done.output
+    paths = sorted((project / "systemd").iterdir())
+    assert [path.name for path in paths] == [f"the-shop-h-{u}.service" for u in units]
+    worker = paths[-1].read_text()
+    assert ("SQLA_SHARD_CACHE=cache.toml" in worker) == ("--compose" in given)
+    for path in paths:
+        assert f"enable --now $PWD/systemd/{path.name}" in done.output
+    if analyze := shutil.which("systemd-analyze"):
+        checked = subprocess.run(
+            [analyze, "verify", *paths], capture_output=True, text=True, check=False
+        )
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_a_standby_is_in_the_topology(tmp_path: Path) -> None:
+    assert invoke("init", tmp_path / "shop", *PAIR).exit_code == 0
+    topology = json.loads((tmp_path / "shop" / "topology.json").read_bytes())
+    (server,) = topology["keyspaces"]["objects"]["servers"]
+    assert (server["primary"], server["standby"]) == (URL % 1, URL % 2)

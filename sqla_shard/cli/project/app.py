@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sqla_shard import Cluster, ShardSession
+from sqla_shard.cache import load_cache
 from sqlalchemy import select
 
 from models import Board, User
@@ -29,6 +30,8 @@ def main() -> None:
     here = str(Path(__file__).with_name("topology.json"))
     location = os.environ.get("SQLA_SHARD_TOPOLOGY", here)
     with Cluster.from_location(location) as cluster:
+        if cache := os.environ.get("SQLA_SHARD_CACHE"):
+            cluster.configure_cache(**load_cache(cache))
         user_id = cluster.run(sign_up)
         with cluster.session() as session:
             print(*titles(session, user_id))
