@@ -433,15 +433,8 @@ class Commits:
             cluster.notify("commit_ended", report)
 
     def _commit_or_report(self, written: Sequence[Engine]) -> None:
-        read = dict(self._parts)
         try:
-            for engine in written:
-                # None if no statement was sent after the write was recorded
-                part = read.pop(engine, None)
-                if part is not None:
-                    part.inner.commit()
-            for part in read.values():
-                part.end()
+            self._commit_all(written)
         except PartialCommitError:
             raise
         except Exception as error:
@@ -458,6 +451,16 @@ class Commits:
                     "COMMIT was interrupted: %s", partial, extra={"action": "commit"}
                 )
             raise
+
+    def _commit_all(self, written: Sequence[Engine]) -> None:
+        read = dict(self._parts)
+        for engine in written:
+            # None if no statement was sent after the write was recorded
+            part = read.pop(engine, None)
+            if part is not None:
+                part.inner.commit()
+        for part in read.values():
+            part.end()
 
 
 class _Part:
