@@ -43,6 +43,7 @@ SUITES: dict[str, tuple[On, ...]] = {
     "reading": (*EVERYWHERE, MYSQLCLIENT),
     "remedies": BOTH,
     "resetting": BOTH,
+    "rolled_back": BOTH,
     "scatter_pages": (
         On("sqlite", few={"ScatterPages.orders": 12}),
         On("mariadb", few={"ScatterPages.orders": 12}),

@@ -30,6 +30,7 @@ these, so the names below are imported when they are used.
 ``topology_documents``    topologies of SQLite files and of servers
 ``statement_log``         the statements that SQLAlchemy sends
 ``lint``                  finds statements that become slow as shards are added
+``savepoints``            tests whose rows are rolled back
 ``job_runs``              jobs that were enqueued, and running them
 """
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from sqla_shard.testing.lint import Finding, ShardLint, SourceLine
     from sqla_shard.testing.mysql import MariaDBServer, MySQLServer
     from sqla_shard.testing.proxy import Proxy, ProxyCounts
+    from sqla_shard.testing.savepoints import rolled_back
     from sqla_shard.testing.server_fleet import (
         ExternalServer,
         MariaDBFleet,
@@ -79,6 +81,7 @@ __all__ = [
     "ZooKeeperEnsemble",
     "ZooKeeperServer",
     "jobs_enqueued",
+    "rolled_back",
     "run_jobs",
     "sqlite_topology",
 ]
@@ -90,6 +93,7 @@ _MODULES = {
     "lint": ("Finding", "ShardLint", "SourceLine"),
     "mysql": ("MariaDBServer", "MySQLServer"),
     "proxy": ("Proxy", "ProxyCounts"),
+    "savepoints": ("rolled_back",),
     "server_fleet": (
         *("ExternalServer", "MariaDBFleet", "MariaDBPair"),
         *("MySQLFleet", "MySQLPair"),

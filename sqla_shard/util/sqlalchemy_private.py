@@ -285,6 +285,9 @@ is_flushing: Callable[[Any], bool] = attrgetter("_flushing")
 #: The connections of a session by engine and connection (1.3).
 connections_of: Callable[[Any], dict[Any, Any]] = attrgetter("_connections")
 
+#: The name of the innermost savepoint of a connection (1.3).
+savepoint_name: Callable[[Any], str] = attrgetter("_nested_transaction._savepoint")
+
 
 def autobegin(session: Any) -> Any:
     """Begin the transaction of a session if there is none; return it (2.0)."""
