@@ -88,8 +88,8 @@ def upgrade_own_tables(
 ) -> None:
     """Upgrade the tables of this package in the database of a connection.
 
-    The ledger has no entries for these revisions, so each is one statement
-    that can be repeated.
+    The ledger has no entries for these revisions, so their statements have
+    to be such as can be repeated.
 
     :param version: current revision of the tables; None if they do not
         exist.
@@ -123,8 +123,9 @@ def upgrade_own_tables(
 def _with_one_version(sent: Iterable[str]) -> list[str]:
     """Return statements that write the version after the last table.
 
-    The server would sync its log for each version.  If the statements do not
-    run to their end there is no version, and alembic repeats them all.
+    The server would sync its log for each version, and MySQL refuses the
+    RETURNING with which a version is inserted on MariaDB.  If the statements do
+    not run to their end there is no version, and alembic repeats them all.
     """
     version = f"INSERT INTO {VERSION_TABLE} VALUES ('{own_head()}')"  # noqa: S608 - constants
     tables = [one for one in sent if read(one).effect is not Effect.ROWS]

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, func, select, Table
+from sqlalchemy import Connection, event, func, select
 
 from sqla_shard import Cluster
 from sqla_shard.exc import (
@@ -21,8 +21,6 @@ from sqla_shard.exc import (
     ServerFencedError,
     ShardMissingError,
 )
-from sqla_shard.outbox.tables import OF_TRANSACTIONS
-from sqla_shard.schema import ledger
 from sqla_shard.testing import Proxy
 from sqla_shard.testing.server_fleet import ServerFleet
 from tests.models.models import Base, Pin
@@ -571,29 +569,6 @@ def test_old_keys_are_forgotten(cluster: Cluster, fleet: ServerFleet[Any]) -> No
         return found
 
     assert asyncio.run(forget()) == 0
-
-
-@pytest.mark.parametrize("table", OF_TRANSACTIONS, ids=str)
-def test_the_table_that_alembic_makes_is_the_same(
-    cluster: Cluster, fleet: ServerFleet[Any], table: Table
-) -> None:
-    server = fleet.servers[0]
-    place = next(iter(dict(cluster.places.servers()).values()))
-    server.root_execute("CREATE DATABASE IF NOT EXISTS db_internal")
-    with cluster.places.engines.visit(place.engine) as connection:
-        place.backend.ddl.enter(connection, "db_internal")
-        ledger.upgrade_own_tables(connection, None)
-
-    def shown(database: str) -> Any:
-        return server.root_execute(
-            "SELECT column_name, column_type, is_nullable, column_key "
-            "FROM information_schema.columns WHERE table_schema = %s "
-            "AND table_name = %s ORDER BY column_name",
-            [database, table.name],
-        )
-
-    assert len(shown("db_internal")) == len(table.columns)
-    assert shown("db_internal") == shown("db00001")
 
 
 def test_a_function_that_commits_itself_and_is_not_answered(
