@@ -656,6 +656,10 @@ class Backend(Protocol):
         """Return the names of the triggers of a table of the database."""
         ...
 
+    def character_sets(self, connection: Connection, table: str) -> dict[str, str]:
+        """Return the character sets of columns of a table, except those of Unicode."""
+        ...
+
     def classify(self, error: BaseException) -> Failure:
         """Return the effect of an error of a driver on the transaction."""
         ...

@@ -362,6 +362,10 @@ class SQLite(Backend):
         """Read the file's own catalogue."""
         return list(connection.scalars(_TRIGGERS, {"table": table}))
 
+    def character_sets(self, connection: Connection, table: str) -> dict[str, str]:
+        """Return none: all texts are of Unicode."""
+        return {}
+
     def classify(self, error: BaseException) -> Failure:
         """Read the message: SQLite has no error numbers here."""
         if str(error).startswith(_BUSY):

@@ -11,7 +11,7 @@ on both, and finds no difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import date, datetime, time, timedelta, UTC
 from decimal import Decimal
 from typing import Any, cast
@@ -295,6 +295,37 @@ class _Rounded(_Number):
         return process
 
 
+class _Bits(_Exact):
+    """A SET that is read by the numbers of its members.
+
+    SQLAlchemy adds 0 to it, which on MySQL is a float of 53 bits.
+    """
+
+    cache_ok: bool | None = True
+    target = "UNSIGNED"
+
+    def __init__(self, type_: Any, is_raw: bool) -> None:
+        super().__init__(type_)
+        self.values: tuple[str, ...] = tuple(type_.values)
+        self.is_raw = is_raw
+
+    def bind_processor(self, dialect: Dialect) -> Any:
+        """Return that of the column's type."""
+        return self.type_.dialect_impl(dialect).bind_processor(dialect)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a function that makes the members of the number, if not raw."""
+        if self.is_raw:
+            return None
+
+        def process(value: Any) -> Any:
+            if value is None:
+                return None
+            return {one for at, one in enumerate(self.values) if value >> at & 1}
+
+        return process
+
+
 class _Truth(_Number):
     """A BOOL: another number than 0 and 1 is no truth value."""
 
@@ -369,6 +400,8 @@ def exact(
         return _Moment(type_, date.fromisoformat)
     if isinstance(type_, JSON):
         return (JSONText if is_raw else _JSONValue)(type_)
+    if getattr(type_, "retrieve_as_bitwise", False):
+        return _Bits(type_, is_raw)
     if is_raw and is_vector(type_):
         return _Hex(type_)
     if isinstance(type_, Float):
@@ -448,10 +481,20 @@ def exact_table(
     return found
 
 
+def changed_in_unicode(column: Column[Any], character_set: str) -> ColumnElement[bool]:
+    """Return whether a text is another one after a conversion to Unicode and back.
+
+    :param character_set: that of the column.
+    """
+    form = f"CONVERT(CONVERT({{}} USING utf8mb4) USING {character_set})"
+    text: Any = _OnServer(column, form, String())
+    return func.hex(text) != func.hex(column)
+
+
 def unfit(
     column: Column[Any], dialect: Dialect, *, is_raw: bool
-) -> tuple[str, ColumnElement[bool]] | None:
-    """Return which values of a column do not fit, and their condition.
+) -> Iterator[tuple[str, ColumnElement[bool]]]:
+    """Yield which values of a column do not fit, and their condition.
 
     :param column: the column.
     :param dialect: the dialect.
@@ -460,34 +503,45 @@ def unfit(
     type_ = column.type
     if isinstance(type_, TypeDecorator):
         type_ = type_.impl_instance
-    if isinstance(type_, JSON):
+    if isinstance(type_, JSON) and not is_raw:
         is_null = func.upper(func.json_type(column)) == "NULL"
-        reason = "a JSON null, which a field cannot tell from NULL"
-        return None if is_raw else (reason, is_null)
+        yield "a JSON null, which a field cannot tell from NULL", is_null
     if not is_mysql(dialect):
-        return None
+        return
+    if isinstance(type_, JSON) and not getattr(dialect, "is_mariadb", False):
+        # Such as a DECIMAL: a text has none.
+        form = "CAST(CAST(CAST({0} AS CHAR) AS JSON) AS CHAR)"
+        written: Any = _OnServer(column, form, String())
+        reason = "a JSON value of SQL whose text MySQL reads as another one"
+        yield reason, written != _OnServer(column, "CAST({} AS CHAR)", String())
+    if getattr(type_, "retrieve_as_bitwise", False):
+        number: Any = _OnServer(column, "CAST({} AS UNSIGNED)", Integer())
+        # SQLAlchemy reads a number with a sign.
+        yield (
+            "the 64th member of a SET, which SQLAlchemy does not read",
+            number >= 2**63,
+        )
     if isinstance(type_, Time) and not is_raw:
         last: Any = literal_column("'23:59:59.999999'")
         is_time = column.between(literal_column("'00:00:00'"), last)
-        return "a TIME that is no time of day", not_(is_time)
-    if isinstance(type_, Numeric) and not (type_.asdecimal or is_raw):
+        yield "a TIME that is no time of day", not_(is_time)
+    elif isinstance(type_, Numeric) and not (type_.asdecimal or is_raw):
         reason = "a DECIMAL with more digits than a float has"
         form = "CAST(CAST({} AS DOUBLE) AS DECIMAL(65, 30))"
-        return reason, _OnServer(column, form, Numeric()) != column
-    if isinstance(type_, Boolean):
-        return "a BOOL that is neither 0 nor 1", type_coerce(column, Integer).not_in(
-            [0, 1]
-        )
-    if isinstance(type_, (Date, DateTime)):
+        yield reason, _OnServer(column, form, Numeric()) != column
+    elif isinstance(type_, Boolean):
+        number = type_coerce(column, Integer)
+        yield "a BOOL that is neither 0 nor 1", number.not_in([0, 1])
+    elif isinstance(type_, (Date, DateTime)):
         parts = (func.year, func.month, func.dayofmonth)
         reason = (
             "a zero or partial date, which a field cannot have, and a column "
             "only without NO_ZERO_DATE and NO_ZERO_IN_DATE in sql_mode"
         )
-        return reason, or_(*(part(column) == 0 for part in parts))
-    if not is_raw and is_vector(type_):
-        return "a VECTOR, which only a column of the same type has", column.is_not(None)
-    if isinstance(type_, Enum) and "" not in type_.enums:
+        yield reason, or_(*(part(column) == 0 for part in parts))
+    elif not is_raw and is_vector(type_):
+        reason = "a VECTOR, which only a column of the same type has"
+        yield reason, column.is_not(None)
+    elif isinstance(type_, Enum) and "" not in type_.enums:
         reason = "the error value '' of ENUM, which strict mode refuses"
-        return reason, column == literal_column("''")
-    return None
+        yield reason, column == literal_column("''")

@@ -21,7 +21,7 @@ from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copies import locking_transaction, snapshot
 from sqla_shard.migrate.declaration import Lookup, MappingTable, Reference
-from sqla_shard.migrate.exact_types import is_vector, unfit
+from sqla_shard.migrate.exact_types import changed_in_unicode, is_vector, unfit
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.passes import last_pass, PASSES
 from sqla_shard.migrate.stages import (
@@ -123,6 +123,8 @@ class Switch:
                     f"{', '.join(sorted(others))}, and other characters become "
                     "'?'; use ?charset=utf8mb4 in the URL of its engine"
                 )
+        for one in self._move.tables.values():
+            lines += _changed_texts(engine, one)
         return lines
 
     def _tables_of_classes(self) -> Iterator[Table]:
@@ -529,13 +531,12 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
     dialect = move.engine.dialect
     backend = backend_for(dialect.name, driver=dialect.driver)
     given = one.conversion
-    conditions = {
-        name: found
+    conditions = [
+        (name, reason, condition)
         for name, column in one.table.columns.items()
-        if name not in given.left
-        and not given.converts(name)
-        and (found := unfit(column, dialect, is_raw=name in given.raw))
-    }
+        if name not in given.left and not given.converts(name)
+        for reason, condition in unfit(column, dialect, is_raw=name in given.raw)
+    ]
     for name, column in given.raw.items():
         if is_vector(column.type) and not column.nullable:
             yield (
@@ -545,16 +546,7 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
             )
     with snapshot(move.engine) as connection:
         triggers = backend.triggers(connection, one.table.name)
-        counts: Sequence[Any] = ()
-        if conditions:
-            counts = connection.execute(
-                select(
-                    *(
-                        func.count(case((condition, 1)))
-                        for _, condition in conditions.values()
-                    )
-                ).select_from(one.table)
-            ).one()
+        counts = _counts(connection, one, [condition for *_, condition in conditions])
         if isinstance(one, MovedTable):
             yield from _problems_of_ids(connection, one)
     if triggers:
@@ -563,12 +555,45 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
             "not run them; and after the switch they change, in the "
             "database, rows that are copied back"
         )
-    for (name, (reason, _)), count in zip(conditions.items(), counts, strict=False):
+    for (name, reason, _), count in zip(conditions, counts, strict=True):
         if count:
             yield (
                 f"{one.name}.{name}: {count:,} rows have {reason}; change "
                 "them, or give Moved(convert=..., revert=...): a row that "
                 "does not fit is not copied"
+            )
+
+
+def _counts(
+    connection: Connection, one: MovedRows, conditions: Sequence[Any]
+) -> Sequence[int]:
+    """Return how many rows of a table meet each condition."""
+    if not conditions:
+        return ()
+    counts = (func.count(case((condition, 1))) for condition in conditions)
+    return connection.execute(select(*counts).select_from(one.table)).one()
+
+
+def _changed_texts(engine: Engine, one: MovedRows) -> Iterator[str]:
+    """Yield the columns with texts that a copy would change, on both sides."""
+    backend = backend_for(engine.dialect.name, driver=engine.dialect.driver)
+    with snapshot(engine) as connection:
+        found = backend.character_sets(connection, one.table.name)
+        sets = {
+            column.name: found[column.name]
+            for column in one.table.columns
+            if column.name in found and column.name not in one.conversion.left
+        }
+        conditions = [
+            changed_in_unicode(one.table.c[name], its) for name, its in sets.items()
+        ]
+        counts = _counts(connection, one, conditions)
+    for (name, its), count in zip(sets.items(), counts, strict=True):
+        if count:
+            yield (
+                f"{one.name}.{name}: {count:,} rows have a text that has no place in "
+                f"Unicode, or another one in {its}: a copy changes it, and a "
+                "comparison does not see it; change them, or let the column be a BLOB"
             )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -924,4 +925,11 @@ def _parsed(value: Any, column: Column[Any]) -> Any:
         return None if value is JSON.NULL else value
     if value is None:
         return null()
-    return json.loads(value) if isinstance(column.type, JSONText) else value
+    if isinstance(column.type, JSONText):
+        return json.loads(value, parse_float=_finite)
+    return value
+
+
+def _finite(digits: str) -> float:
+    """Return a number that JSON has: MariaDB keeps texts of larger ones."""
+    return max(-sys.float_info.max, min(float(digits), sys.float_info.max))

@@ -132,11 +132,21 @@ TYPES = {
     "enum": (mysql.ENUM("a", "b b", ""), "'b b'", "''"),
     "set": (mysql.SET("x", "y", "z"), "'z,x'", "''"),
     "set_bits": (mysql.SET("x", "", retrieve_as_bitwise=True), "'x'", "','"),
+    # Those of 54 are more than a float of MySQL has.
+    "wide_set": (
+        mysql.SET(*(f"m{at}" for at in range(63)), retrieve_as_bitwise=True),
+        *("'m0,m60'", "'m62'"),
+    ),
     "enum_latin1": (mysql.ENUM("\u00e9", charset="latin1"), "'\u00e9'"),
     "json": (
         JSON(),
         *("'null'", "'[]'", '\'{"b":  [1, 1.0, 1e3, null], "a": "\u00e9"}\''),
         *("'18446744073709551615'", "'\"null\"'", "'1'", "'true'"),
+    ),
+    "json_numbers": (
+        JSON(),
+        *("'1.7976931348623157e308'", "'0.1000000000000000055511151231257827'"),
+        *("'12345678901234567890123'", "'-0.0'", '\'{"b": 1, "a": 2, "b": 3}\''),
     ),
     "json_null": (JSON(none_as_null=True), "'null'", "'0'"),
     "point": (Spec("POINT"), "ST_GeomFromText('POINT(1 2)')"),
@@ -158,6 +168,8 @@ TYPES = {
     },
 }
 OF_MARIADB = {
+    # A text, which may have what no float is.
+    "json_huge": (JSON(), "'[1e400, -1e400]'"),
     "uuid": (Spec("UUID"), "'123e4567-e89b-12d3-a456-426655440000'"),
     "inet4": (Spec("INET4"), "'10.0.0.1'"),
     "inet6": (Spec("INET6"), "'2001:db8::ff'"),
@@ -177,8 +189,12 @@ OF_MARIADB_11 = {
 }
 
 
-def twice():
-    return Computed("`tinyint` * 2", persisted=False)
+def computed():
+    """Return columns that the servers of both sides compute."""
+    return [
+        Column("twice", BigInteger, Computed("`tinyint` * 2", persisted=False)),
+        Column("thrice", BigInteger, Computed("`tinyint` * 3", persisted=True)),
+    ]
 
 
 @contextmanager
@@ -244,7 +260,7 @@ def moving_all(fleet, tmp_path, types):
         pass
 
     own = {name: mapped_column(type_) for name, (type_, *_) in types.items()}
-    own["twice"] = mapped_column(BigInteger, twice())
+    own |= {column.name: column for column in computed()}
     cls = type(
         "Thing",
         (ObjectMixin, Sharded),
@@ -252,7 +268,7 @@ def moving_all(fleet, tmp_path, types):
         type_id=1,
     )
     columns = [Column(name, type_) for name, (type_, *_) in types.items()]
-    table = things(*columns, Column("twice", BigInteger, twice()))
+    table = things(*columns, *computed())
     with moving(fleet, tmp_path, table, Moved(cls=cls)) as move:
         yield move
 
@@ -260,7 +276,13 @@ def moving_all(fleet, tmp_path, types):
 def shown(fleet, types, side):
     """Return what the server sends for each row of a side, as bytes."""
     # Of a FLOAT it shows six digits.
-    return sent(fleet, side, *(f"`{name}`" for name in types), "twice", "`float` * 1e0")
+    return sent(
+        fleet,
+        side,
+        *(f"`{name}`" for name in types),
+        *(c.name for c in computed()),
+        "`float` * 1e0",
+    )
 
 
 def sent(fleet, side, *names):
@@ -607,3 +629,64 @@ def test_connections_that_change_texts_are_refused(fleet, tmp_path):
 
         (problem,) = plan(move).problems
         assert "the character set None, utf8mb3" in problem
+
+
+def test_texts_that_change_in_unicode_are_refused(fleet, tmp_path):
+    class Sharded(DeclarativeBase):
+        pass
+
+    # Bytes without a character, and those of one that has others, too.
+    texts = {"greek": "a4", "cp932": "8790", "euckr": "a2e8", "koi8r": "c1"}
+
+    class Thing(ObjectMixin, Sharded, type_id=1):
+        __tablename__ = "things"
+        greek: Mapped[str | None] = blob_field()
+        cp932: Mapped[str | None] = mapped_column(mysql.VARCHAR(9))
+        euckr: Mapped[str | None] = mapped_column(mysql.CHAR(9))
+        koi8r: Mapped[str | None] = blob_field()
+
+    columns = [Column(name, mysql.VARCHAR(9, charset=name)) for name in texts]
+    with moving(fleet, tmp_path, things(*columns), Moved(cls=Thing)) as move:
+        insert_rows(
+            move,
+            *(f"({name}) VALUES (_binary x'{value}')" for name, value in texts.items()),
+            *(f"({name}) VALUES ('a')" for name in texts),
+        )
+        problems = plan(move).problems
+        assert [problem.split(" have ")[0] for problem in problems] == [
+            f"things.{name}: 1 rows" for name in ("greek", "cp932", "euckr")
+        ]
+        with pytest.raises(StageRefusedError, match=r"things\.cp932: 1 rows"):
+            Switch(move).go("copying")
+        with move.engine.begin() as connection:
+            connection.exec_driver_sql("DELETE FROM things WHERE id <= 3")
+        Switch(move).go("copying")
+        assert backfill(move, jobs=1) == 0
+        assert reconcile(move).is_equal
+
+
+def test_values_that_no_text_has_are_named(fleet, server_kind, tmp_path):
+    class Sharded(DeclarativeBase):
+        pass
+
+    wide = mysql.SET(*(f"m{at}" for at in range(64)), retrieve_as_bitwise=True)
+
+    class Thing(ObjectMixin, Sharded, type_id=1):
+        __tablename__ = "things"
+        members: Mapped[object] = mapped_column(wide)
+        doc: Mapped[object] = mapped_column(JSON, nullable=True)
+
+    table = things(Column("members", wide), Column("doc", JSON))
+    with moving(fleet, tmp_path, table, Moved(cls=Thing)) as move:
+        decimal = "JSON_OBJECT('a', CAST(1.10 AS DECIMAL(10, 2)))"
+        insert_rows(
+            move,
+            f"(members, doc) VALUES ('m63', {decimal}), ('m62', '[1.1, 1e3, \"e\"]')",
+        )
+        problems = [problem.split(";")[0] for problem in plan(move).problems]
+        of_set = "things.members: 1 rows have the 64th member of a SET, which "
+        of_json = "things.doc: 1 rows have a JSON value of SQL whose text MySQL "
+        expected = [of_set, *([of_json] if server_kind.is_mysql else [])]
+        assert [problem[: len(of_set)] for problem in problems] == [
+            one[: len(of_set)] for one in expected
+        ]

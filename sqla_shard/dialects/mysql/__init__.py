@@ -339,6 +339,11 @@ class MySQL(Backend):
         """Read information_schema; those the account may not see miss."""
         return list(connection.scalars(_TRIGGERS, {"table": table}))
 
+    def character_sets(self, connection: Connection, table: str) -> dict[str, str]:
+        """Read information_schema."""
+        rows = connection.execute(_CHARACTER_SETS, {"table": table})
+        return {str(name): str(its) for name, its in rows}
+
     def classify(self, error: BaseException) -> Failure:
         """Read the server's error number, the driver's first argument."""
         number = error.args[0] if error.args else None
@@ -394,6 +399,11 @@ _TRIGGERS = text(
     "SELECT trigger_name FROM information_schema.triggers "
     "WHERE event_object_schema = DATABASE() AND event_object_table = :table "
     "ORDER BY trigger_name"
+)
+_CHARACTER_SETS = text(
+    "SELECT column_name, character_set_name FROM information_schema.columns "
+    "WHERE table_schema = DATABASE() AND table_name = :table "
+    "AND character_set_name NOT LIKE 'utf%' AND character_set_name <> 'ucs2'"
 )
 _TABLES = text(
     "SELECT table_schema, table_name FROM information_schema.tables "
