@@ -79,12 +79,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names: list[Any] = ["sqlite"]
     if option("--every-server") or (on_all and option("--tier") == "all"):
         names += [pytest.param(n, marks=pytest.mark.live) for n in KINDS]
-    for site, scope in (("site", "session"), ("last_site", "module")):
+    for site in ("site", "last_site"):
         if site in metafunc.fixturenames:
-            metafunc.parametrize(site, names, indirect=True, scope=scope)
+            metafunc.parametrize(site, names, indirect=True, scope="module")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
