@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from sqlalchemy import make_url
@@ -111,14 +111,14 @@ class Access:
         """The accounts without the roles of MariaDB."""
         return [one for one in self.logins if one.host]
 
-    def may(self, login: Login, database: str) -> set[str]:
+    def may(self, login: Login, database: str) -> frozenset[str]:
         """Return what an account may do in a database."""
-        found = set(login.privileges)
+        found = _IN_DATABASES & login.privileges
         rows = [self.row_of(login.user, database, login.host)]
         rows += [self.row_of(role, database) for role in (*login.roles, PUBLIC)]
         for row in filter(None, rows):
-            found.update(map(_privilege, row.privileges))
-        return found & _IN_DATABASES
+            found |= _privileges(row.privileges)
+        return found
 
     def row_of(
         self, user: str, database: str, host: str | None = None
@@ -252,7 +252,10 @@ def gaps(
 
 
 def _gaps_of(
-    login: Login, allowed: Mapping[str, set[str]], primary: Access, standby: Access
+    login: Login,
+    allowed: Mapping[str, frozenset[str]],
+    primary: Access,
+    standby: Access,
 ) -> Iterator[Gap]:
     """Yield what one account of the primary lacks on the other server."""
     there = standby.matching(login)
@@ -306,7 +309,7 @@ def _gaps_of(
 
 
 def _grants_for(
-    login: Login, twin: Login, lacks: Mapping[str, set[str]], primary: Access
+    login: Login, twin: Login, lacks: Mapping[str, frozenset[str]], primary: Access
 ) -> Iterator[str]:
     """Yield the statements that give an account what it lacks."""
     found: dict[str, set[str]] = {}
@@ -315,8 +318,8 @@ def _grants_for(
         # By a role or globally: the database itself.
         pattern = escaped(database) if row is None else row.pattern
         found.setdefault(pattern, set()).update(names)
-    for pattern, names in found.items():
-        yield (f"GRANT {', '.join(sorted(names))} ON {quoted(pattern)}.* TO {twin}")
+    for pattern, lacking in found.items():
+        yield (f"GRANT {', '.join(sorted(lacking))} ON {quoted(pattern)}.* TO {twin}")
 
 
 @as_list
@@ -368,11 +371,15 @@ def gaps_alone(
         )
 
 
-def _privilege(column: str) -> str:
-    """Return the privilege of a column of ``mysql.db``."""
-    if column == "Create_tmp_table_priv":
-        return "CREATE TEMPORARY TABLES"
-    return column.removesuffix("_priv").upper().replace("_", " ")
+@lru_cache(maxsize=256)  # thousands of databases have few sets of them
+def _privileges(columns: frozenset[str]) -> frozenset[str]:
+    """Return the privileges of columns of ``mysql.db``."""
+    return _IN_DATABASES.intersection(
+        "CREATE TEMPORARY TABLES"
+        if column == "Create_tmp_table_priv"
+        else column.removesuffix("_priv").upper().replace("_", " ")
+        for column in columns
+    )
 
 
 def _precision(row: GrantRow) -> int:

@@ -18,7 +18,7 @@ from sqla_shard.fleet.findings import (
     unknown,
     warning,
 )
-from sqla_shard.fleet.replication import TableSize
+from sqla_shard.fleet.replication import TableCounter
 
 WARNING_FILL = 0.7
 """Used part of the ids of a table, or of a disk, from which to warn."""
@@ -133,8 +133,8 @@ def ids(pair: PairFacts, fleet: FleetFacts) -> Findings:
     filled = sorted(
         (
             (fill_of(table, fleet), table)
-            for table in pair.primary.tables
-            if table.next_id is not None and table.database in pair.databases
+            for table in pair.primary.counters
+            if table.database in pair.databases
         ),
         key=lambda one: -one[0],
     )
@@ -156,7 +156,7 @@ def ids(pair: PairFacts, fleet: FleetFacts) -> Findings:
 @pair_check
 def table_cache(pair: PairFacts, _: FleetFacts) -> Findings:
     """Servers that open a table again for each statement about all tables."""
-    count = len(pair.primary.tables)
+    count = pair.primary.table_count
     for server, name in product(
         pair.servers, ("table_definition_cache", "table_open_cache")
     ):
@@ -172,7 +172,7 @@ def table_cache(pair: PairFacts, _: FleetFacts) -> Findings:
             )
 
 
-def fill_of(table: TableSize, fleet: FleetFacts) -> float:
+def fill_of(table: TableCounter, fleet: FleetFacts) -> float:
     """Return the used part of the ids of a table, from 0 to 1.
 
     :param table: with a column of AUTO_INCREMENT.
@@ -190,7 +190,7 @@ def fill_of(table: TableSize, fleet: FleetFacts) -> float:
     return ((table.next_id or 1) - 1) / (most - 1)
 
 
-def _ids_remedy(table: TableSize) -> str:
+def _ids_remedy(table: TableCounter) -> str:
     return (
         f"if {table.id_type} is the limit, widen the column with a revision; if the "
         "bits of a local id are: open more shards, and create new objects there"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock, Thread
 from typing import Any
@@ -30,6 +30,7 @@ from sqla_shard.fleet.facts import (
     REPLICATION,
     Role,
     ServerFacts,
+    SIZES,
     STANDBY,
     STATE,
 )
@@ -62,7 +63,8 @@ def read_facts(
     :param others: URLs or ``host:port`` of servers outside of the topology.
     :param environ: values of the placeholders of users in the topology.
     :param timeout: seconds after which missing facts are unread.
-    :param compare: whether to read standbys, too, and to compare them.
+    :param compare: whether to read standbys, too, and to compare them;
+        otherwise the sizes of tables are read.
     :raises TopologyError: if the topology is not valid.
     :raises TopologyUnavailableError: if it cannot be read.
     """
@@ -73,8 +75,9 @@ def read_facts(
     jobs: dict[str, _ServerReading] = {}
     for pair in pairs:
         names = pair.databases() if compare else []
+        content = CONTENT if compare else SIZES
         jobs[pair.primary] = _ServerReading(
-            fleet, pair.primary, pair.name, "primary", names, environ
+            fleet, pair.primary, pair.name, "primary", names, environ, content
         )
         if pair.standby is not None and compare:
             jobs[pair.standby] = _ServerReading(
@@ -173,14 +176,15 @@ class _ServerReading:
     databases: Sequence[str]
     #: Values of the placeholders of a URL of the topology.
     environ: Mapping[str, str] | None = None
+    content: Mapping[tuple[str, ...], Read] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._parts = _Parts()
-        self._lanes: list[dict[tuple[str, ...], Read]] = [
+        self._lanes: list[Mapping[tuple[str, ...], Read]] = [
             # Last: not a session of the application for the part of sessions.
             STATE if self.environ is None else {**STATE, ("attempt",): self._attempt},
             STANDBY if self.role == "standby" else REPLICATION,
-            CONTENT if self.role == "primary" else {},
+            self.content,
             DEFINITIONS if self.databases else {},
         ]
 

@@ -28,6 +28,7 @@ from sqla_shard.fleet.replication import (
     replication_kind,
     ReplicationStatus,
     SemiSync,
+    TableCounter,
     TableSize,
 )
 from sqla_shard.topology import Keyspace, Topology
@@ -213,7 +214,13 @@ class ServerFacts:
     """Whether a session, or replication, waits on a full disk."""
 
     tables = _FactPart[tuple[TableSize, ...]]()
-    """Its tables; read on primaries only."""
+    """Its tables; read on primaries only, for their sizes."""
+
+    counters = _FactPart[tuple[TableCounter, ...]]()
+    """Its tables with AUTO_INCREMENT; read on primaries only."""
+
+    table_count = _FactPart[int]()
+    """The number of its tables; read on primaries only."""
 
     digests = _FactPart[Mapping[str, Mapping[str, str]]]()
     """Digests of the tables of the topology, by database."""
@@ -470,6 +477,10 @@ STANDBY: dict[tuple[str, ...], Read] = {
     ("heartbeat",): lambda server, _: {"heartbeat": server.heartbeat()},
 }
 CONTENT: dict[tuple[str, ...], Read] = {
+    ("counters",): lambda server, _: {"counters": tuple(server.counters())},
+    ("table_count",): lambda server, _: {"table_count": server.table_count()},
+}
+SIZES: dict[tuple[str, ...], Read] = {
     ("tables",): lambda server, _: {"tables": tuple(server.table_sizes())}
 }
 DEFINITIONS: dict[tuple[str, ...], Read] = {
@@ -478,7 +489,7 @@ DEFINITIONS: dict[tuple[str, ...], Read] = {
 #: How each part is read.
 _READS = {
     part: read
-    for lane in (STATE, STANDBY, CONTENT, DEFINITIONS)
+    for lane in (STATE, STANDBY, CONTENT, SIZES, DEFINITIONS)
     for parts, read in lane.items()
     for part in parts
 }

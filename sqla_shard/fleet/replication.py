@@ -20,6 +20,7 @@ from sqla_shard.fleet.replication_base import (
     Replication,
     ReplicationStatus,
     SemiSync,
+    TableCounter,
     TableSize,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "Replication",
     "ReplicationStatus",
     "SemiSync",
+    "TableCounter",
     "TableSize",
     "gtids",
     "replication_kind",

@@ -76,21 +76,29 @@ class SemiSync:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableSize:
-    """The size of a table, as the server estimates it.
+class TableCounter:
+    """The AUTO_INCREMENT of a table.
 
-    :ivar bytes: of rows and indexes.
-    :ivar rows: number of rows, an estimate that may be wrong by half.
-    :ivar next_id: next value of AUTO_INCREMENT; None without such a column.
+    :ivar next_id: its next value; None without such a column.
     :ivar id_type: type of that column, such as ``"bigint(20) unsigned"``.
     """
 
     database: str
     table: str
-    bytes: int
-    rows: int
     next_id: int | None = None
     id_type: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSize(TableCounter):
+    """The size of a table, as the server estimates it.
+
+    :ivar bytes: of rows and indexes.
+    :ivar rows: number of rows, an estimate that may be wrong by half.
+    """
+
+    bytes: int
+    rows: int
 
 
 def gtids(text: str) -> list[tuple[int, int, int]]:
@@ -341,7 +349,7 @@ class Replication(ABC):
         """
         return [
             (one.database, one.table, one.next_id, _highest(one.id_type))
-            for one in self.table_sizes()
+            for one in self.counters()
             if one.next_id is not None
         ]
 
@@ -609,6 +617,56 @@ class Replication(ABC):
         """
         return None
 
+    def counters(self, database: str | None = None) -> list[TableCounter]:
+        """Return the AUTO_INCREMENT of the tables that have one.
+
+        :param database: see :meth:`table_sizes`.
+        """
+        only, name = _within(database)
+        # Not a join: MariaDB compares each table with each column of all others.
+        types = {
+            (schema, table): column_type
+            for schema, table, column_type in self.admin.rows(
+                "SELECT table_schema, table_name, column_type"  # noqa: S608 - the name is a parameter
+                " FROM information_schema.columns"
+                f" WHERE extra LIKE %s AND table_schema {only}",
+                "%auto_increment%",
+                name,
+            )
+        }
+        if not types:
+            return []
+        return [
+            TableCounter(
+                database=schema,
+                table=table,
+                next_id=int(next_id or 1),
+                id_type=types[schema, table],
+            )
+            for schema, table, next_id in self.admin.rows(
+                # The server opens only tables of these names.
+                "SELECT table_schema, table_name, auto_increment"  # noqa: S608 - likewise
+                " FROM information_schema.tables"
+                f" WHERE table_type IN %s AND table_name IN %s AND table_schema {only}",
+                TABLE_TYPES,
+                sorted({table for _, table in types}),
+                name,
+            )
+            if (schema, table) in types
+        ]
+
+    def table_count(self) -> int:
+        """Return the number of tables, but those of the system."""
+        only, name = _within(None)
+        return int(
+            self.admin.value(
+                "SELECT COUNT(*) FROM information_schema.tables"  # noqa: S608 - likewise
+                f" WHERE table_type IN %s AND table_schema {only}",
+                TABLE_TYPES,
+                name,
+            )
+        )
+
     def table_sizes(
         self, database: str | None = None, *, counters: bool = True
     ) -> list[TableSize]:
@@ -618,21 +676,11 @@ class Replication(ABC):
         :param counters: whether to read AUTO_INCREMENT, for which the server
             opens tables.
         """
-        # Not those of the system: the server would open its views.
-        name: object = sorted(SYSTEM) if database is None else database
-        only = "NOT IN %s" if database is None else "= %s"
-        # Not a join: MariaDB compares each table with each column of all others.
-        types: dict[tuple[str, str], str] = {}
+        only, name = _within(database)
+        counted = {}
         if counters:
-            types = {
-                (schema, table): column_type
-                for schema, table, column_type in self.admin.rows(
-                    "SELECT table_schema, table_name, column_type"  # noqa: S608 - the name is a parameter
-                    " FROM information_schema.columns"
-                    f" WHERE extra LIKE %s AND table_schema {only}",
-                    "%auto_increment%",
-                    name,
-                )
+            counted = {
+                (one.database, one.table): one for one in self.counters(database)
             }
         places = self.admin.rows(
             "SELECT table_schema, table_name"  # noqa: S608 - likewise
@@ -642,31 +690,28 @@ class Replication(ABC):
             name,
         )
         estimates = {} if database else self.admin.estimates()
-        # The server opens only tables of these names, for their counters.
-        asked = {place[1] for place in places if place in types}
-        asked |= {place[1] for place in places if place not in estimates}
-        next_ids = {}
+        # The server opens only tables of these names.
+        asked = {place[1] for place in places if place not in estimates}
         if asked:
-            for schema, table, size, rows, next_id in self.admin.rows(
+            for schema, table, size, rows in self.admin.rows(
                 "SELECT table_schema, table_name,"  # noqa: S608 - likewise
                 " COALESCE(data_length, 0) + COALESCE(index_length, 0),"
-                " COALESCE(table_rows, 0), auto_increment"
-                " FROM information_schema.tables"
+                " COALESCE(table_rows, 0) FROM information_schema.tables"
                 f" WHERE table_type IN %s AND table_name IN %s AND table_schema {only}",
                 TABLE_TYPES,
                 sorted(asked),
                 name,
             ):
                 estimates[schema, table] = int(rows), int(size)
-                next_ids[schema, table] = int(next_id or 1)
+        none = TableCounter(database="", table="")
         return [
             TableSize(
                 database=place[0],
                 table=place[1],
                 bytes=estimates[place][1],
                 rows=estimates[place][0],
-                next_id=next_ids.get(place) if place in types else None,
-                id_type=types.get(place, ""),
+                next_id=counted.get(place, none).next_id,
+                id_type=counted.get(place, none).id_type,
             )
             for place in places
             if place in estimates  # not dropped since
@@ -744,6 +789,12 @@ def _filters(row: Mapping[str, Any]) -> tuple[str, ...]:
         for name, value in row.items()
         if name.lower().startswith("replicate_") and value
     )
+
+
+def _within(database: str | None) -> tuple[str, object]:
+    """Return the condition of one database, or of all; and its parameter."""
+    # Not those of the system: the server would open its views.
+    return ("NOT IN %s", sorted(SYSTEM)) if database is None else ("= %s", database)
 
 
 def _highest(column: str) -> int:

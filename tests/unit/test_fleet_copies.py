@@ -106,7 +106,7 @@ def test_the_size_of_tables_without_persistent_statistics():
     admin = ScriptedAdmin(
         {
             "innodb_table_stats": [("d", "a", 1, 2**30)],
-            "data_length": [("d", "b", 2**30, 1, None)],
+            "data_length": [("d", "b", 2**30, 1)],
             "information_schema.tables": [("d", "a"), ("d", "b")],
         }
     )

@@ -230,22 +230,25 @@ def test_next_ids_are_read_without_a_join():
                 ("db", "t", "int(10) unsigned"),
                 ("db", "u", "bigint"),
             ],
-            "SELECT table_schema, table_name, COALESCE": [
-                ("db", "t", 16384, 2, 7),
-                ("db", "u", 16384, 2, None),
+            "SELECT table_schema, table_name, auto_increment": [
+                ("db", "t", 7),
+                ("db", "u", None),
+                # Without a counter, in another database.
+                ("other", "t", None),
             ],
-            "SELECT table_schema, table_name FROM": [
-                ("db", "t"),
-                ("db", "u"),
-                ("db", "v"),
-            ],
-            "innodb_table_stats": [("db", "v", 16384, 2)],
         }
     )
     assert MySQLReplication(admin).next_ids() == [
         ("db", "t", 7, 2**32 - 1),
         ("db", "u", 1, 2**63 - 1),
     ]
+    # Nor are the sizes of all tables, which take longer.
+    assert len(admin.asked) == 2
+
+
+def test_a_server_without_counters_is_asked_for_none():
+    admin = ScriptedAdmin({"information_schema.columns": []})
+    assert MySQLReplication(admin).next_ids() == []
 
 
 def test_a_primary_has_no_state_of_a_standby():
