@@ -16,6 +16,8 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
+from sqla_shard.util.logs import outlived
+
 _MAX_ITEMS_SHOWN = 10
 _MOST_PROBLEMS = 100
 
@@ -224,8 +226,9 @@ def code_of(error: BaseException) -> str | None:
     return code
 
 
-#: Characters of an error's message that are kept.
+#: Characters that are kept of an error's message, and of the name of its class.
 _LONGEST_MESSAGE = 10_000
+_LONGEST_NAME = 200
 
 
 def message(error: BaseException) -> str:
@@ -234,9 +237,10 @@ def message(error: BaseException) -> str:
     Every server can store it.  It is cut after 10,000 characters.
     """
     try:
-        text = str(error)
+        # A class of its own may have any length.
+        text = str.__str__(str(error))
     # __str__() of others may raise anything: the error would be lost.
-    except Exception as second:
+    except outlived() as second:
         text = f"it has no message: its __str__() raises {type(second)!r}"
     if len(text) > _LONGEST_MESSAGE:
         text = f"{text[:_LONGEST_MESSAGE]}... ({len(text)} characters)"
@@ -249,7 +253,15 @@ def summary(error: BaseException) -> str:
 
     A server's message that may quote a value is replaced by its code.
     """
-    name = type(error).__name__
+    try:
+        return _summary(error)
+    # Even its class may be odd.
+    except outlived():
+        return "an error that cannot be described"
+
+
+def _summary(error: BaseException) -> str:
+    name = type(error).__name__[:_LONGEST_NAME]
     if isinstance(error, ShardError) or not isinstance(error, StatementError):
         return f"{name}: {message(error)}"
     cause = error.orig

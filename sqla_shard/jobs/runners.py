@@ -32,6 +32,7 @@ from sqla_shard.exc.base import shown, summary
 from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.context import as_current, Ending, JobOutcome, RunningJob
+from sqla_shard.jobs.enqueue import seconds_of
 from sqla_shard.jobs.tasks import Task
 from sqla_shard.outbox.apply import is_unrun, place_at
 from sqla_shard.session.transaction import TransactionLog
@@ -241,10 +242,21 @@ def _failed(task: Task, running: RunningJob, error: BaseException) -> JobOutcome
         job=running.job,
         ending=ending,
         error=summary(error),
-        delay=task.retry.delay(running.job.attempt),
+        delay=_delay(task, running.job),
         # It has run already, or would fail again.
         is_final=isinstance(error, TaskDefinitionError),
     )
+
+
+def _delay(task: Task, job: ClaimedJob) -> float:
+    """Return the seconds before the next attempt.
+
+    :raises JobOptionError: if the policy, of an application, returns no such number.
+    """
+    delay: Any = task.retry.delay(job.attempt)
+    if delay is None:  # It is no delay elsewhere; here a return is missing.
+        delay = "None"
+    return seconds_of(delay, "retry")
 
 
 def _arguments(running: RunningJob) -> dict[str, Any]:
@@ -520,13 +532,11 @@ def _unforeseen(running: RunningJob, error: BaseException) -> JobOutcome:
 
     Such as one of a retry policy of the application.
     """
-    try:
-        text = summary(error)
-    # Its __str__() raises what ends a thread, and so does that of this error.
-    except BaseException:
-        text = "an error that cannot be described"
     return JobOutcome(
-        job=running.job, ending=Ending.FAILED, error=text, delay=_RETRY_SECONDS
+        job=running.job,
+        ending=Ending.FAILED,
+        error=summary(error),
+        delay=_RETRY_SECONDS,
     )
 
 

@@ -362,14 +362,15 @@ class Worker:
             self._report.released += 1
         else:
             self._lose([str(job)])
+        # Before the log, whose stream may end the process.
+        if ending not in (Ending.WRITTEN, Ending.LOST):
+            self._exchanges.add(outcome)
         if ending in (Ending.FAILED, Ending.UNKNOWN) or could_not_begin:
             _log.warning(
                 "job %s (%s), attempt %d of %d: %s",
                 *(job, job.task, job.attempt, job.max_attempts, outcome.error),
                 extra={"action": "run", "task": job.task},
             )
-        if ending not in (Ending.WRITTEN, Ending.LOST):
-            self._exchanges.add(outcome)
 
     def _lose(self, jobs: Sequence[str]) -> None:
         for job in jobs:

@@ -38,7 +38,7 @@ from sqla_shard.outbox.tables import APPLIED, INTENTS
 from sqla_shard.session import ShardSession
 from sqla_shard.session.transaction import TransactionLog
 from sqla_shard.util import sqlalchemy_private as private
-from sqla_shard.util.logs import careful_log
+from sqla_shard.util.logs import careful_log, outlived
 from sqla_shard.util.processes import in_this_process
 from sqla_shard.util.source_lines import definition_of
 
@@ -261,7 +261,7 @@ def apply_after_commit(
             *operations[len(tried) :],
         )
         _write_outcomes(session.cluster, tried, failed)
-    except Exception as error:
+    except outlived() as error:
         # The COMMIT has succeeded, even if a listener of the application
         # raises for this session; to apply an operation again does nothing.
         _log.warning(
@@ -340,18 +340,19 @@ def _apply_each(
                 failed.append((operation, down[place.server]))
                 continue
             queue += retried(cluster, partial(_apply, cluster, operation))
-        except Exception as error:
-            # Apply the other operations; and do not raise for a COMMIT that
-            # has succeeded.
-            failed.append((operation, short(error)))
-            if isinstance(error, ServerUnreachableError):
-                down[error.server] = short(error)
-            _log.warning(
-                "%s failed, and will be retried: %s",
-                operation,
-                short(error),
-                extra={"action": "apply", "operation": operation.operation},
-            )
+            continue
+        # Apply the other operations; and do not raise for a COMMIT that has
+        # succeeded.
+        except ServerUnreachableError as error:
+            down[error.server] = reason = short(error)
+        except outlived() as error:
+            reason = short(error)
+        failed.append((operation, reason))
+        _log.warning(
+            "%s failed, and will be retried: %s",
+            *(operation, reason),
+            extra={"action": "apply", "operation": operation.operation},
+        )
     return tried, failed
 
 

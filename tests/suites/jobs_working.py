@@ -483,6 +483,11 @@ class BrokenHandler(logging.Handler):
         raise ValueError("I/O operation on closed file")
 
 
+class EndingStream:
+    def write(self, text: str) -> None:
+        raise SystemExit(4)
+
+
 def deep(count: int) -> int:
     return deep(count + 1)
 
@@ -650,10 +655,14 @@ class Strangers(Suite):
         states = Counts(row.state for row in rows(cluster))
         assert states == {JobState.DONE: len(WAYS), JobState.FAILED: len(WAYS)}
 
-    def test_a_handler_of_the_log_that_fails(self, cluster, near, defined):
-        """As that of a stream that is closed."""
+    @pytest.mark.parametrize("stream", [object(), EndingStream()], ids=["no", "ends"])
+    def test_a_handler_of_the_log_that_fails(
+        self, cluster, near, defined, monkeypatch, stream
+    ):
+        """As that of a stream that is closed; and the stream for errors is odd."""
         handler = BrokenHandler()
         log = logging.getLogger("sqla_shard.jobs")
+        monkeypatch.setattr(sys, "stderr", stream)
 
         def fails_then(session: Any) -> None:
             raise ValueError
@@ -666,7 +675,9 @@ class Strangers(Suite):
         good.enqueue_now(cluster, near, near=near)
         log.addHandler(handler)
         try:
-            report = work(cluster, "own", concurrency=1)
+            # Not in the main thread, where a signal may have raised SystemExit.
+            with ThreadPoolExecutor(1) as threads:
+                report = threads.submit(work, cluster, "own", concurrency=1).result()
         finally:
             log.removeHandler(handler)
         assert (report.succeeded, report.failed) == (1, 1)
@@ -734,6 +745,24 @@ class Strangers(Suite):
         assert work(cluster, "own", concurrency=1).failed == 3
         for row in rows(cluster):
             assert (row.state, row.error) == (JobState.PENDING, "ZeroDivisionError: ")
+
+    @pytest.mark.parametrize("delay", [None, "soon", float("nan"), 1e300, -(10**30)])
+    def test_a_retry_policy_without_a_number(self, cluster, near, defined, delay):
+        class Odd(Linear):
+            def delay(self, attempt: int) -> float:
+                return delay
+
+        def fails_once(session: Any) -> None:
+            raise ValueError
+
+        odd = defined(fails_once, retry=Odd(2))
+        odd.enqueue_now(cluster, near=near)
+        add.enqueue_now(cluster, near, near=near)
+        report = work(cluster, "own", "adding", concurrency=1)
+        assert (report.succeeded, report.failed) == (1, 1)
+        failed, _ = rows(cluster)
+        assert failed.state == JobState.PENDING
+        assert failed.error.startswith("JobOptionError: retry=")
 
     def test_a_server_that_goes_away_while_it_is_checked(
         self, cluster, near, monkeypatch

@@ -30,6 +30,7 @@ from tests.models.operation_models import (
     note,
     points,
 )
+from tests.suites.jobs_working import WAYS
 from tests.suites.operations import FAR, NEAR, Suite
 
 
@@ -54,6 +55,26 @@ class Outcomes(Suite):
         assert session.pending == ()
         assert points(cluster, [ids[NEAR]]) == [1]
         assert self.only(cluster, mark) == {}
+
+    def test_each_way_to_fail(self, cluster, ids, defined, mark):
+        """None holds others, in commands and workers, which run them in threads."""
+
+        def strange(session, account_id, name):
+            return WAYS[name]()
+
+        strange = defined(strange)
+        with after_crash(), cluster.begin(cross_shard="logged") as session:
+            add(session, ids[NEAR], 1)
+            for name in WAYS:
+                strange.intend(session, ids[FAR], name)
+                note.intend(session, ids[FAR], text=f"{mark} {name}")
+        make_due(cluster)
+        report = cluster.repair()
+        assert (report.applied, len(report.failed)) == (len(WAYS), len(WAYS))
+        assert len(self.only(cluster, mark)) == len(WAYS)
+        left = cluster.pending()
+        assert {one.arguments["name"] for one in left} == {*WAYS}
+        assert all(one.error for one in left)
 
     def test_an_error_that_no_server_takes(self, cluster, ids, defined, mark):
         """Half of a surrogate pair, of a text that was cut off elsewhere."""

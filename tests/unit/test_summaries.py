@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError, StatementError
 
 from sqla_shard.exc import ServerUnreachableError, UnknownShardError
 from sqla_shard.exc.base import code_of, summary
+from tests.suites.jobs_working import HiddenError, NamelessError, OddError
 
 SECRET = "me@example.com"
 
@@ -73,6 +74,20 @@ def test_errors_of_this_package_are_shown() -> None:
     assert "server1" in summary(error)
     unknown = UnknownShardError(shard_id=9, keyspace="objects", opened=4)
     assert summary(unknown) == f"UnknownShardError: {unknown}"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (HiddenError(), "an error that cannot be described"),
+        (NamelessError(), "an error that cannot be described"),
+        (OddError(), "OddError: odd"),
+        (type("A" * 10**6, (ValueError,), {})("long"), f"{'A' * 200}: long"),
+    ],
+    ids=range(4),
+)
+def test_odd_classes(error: Any, expected: str) -> None:
+    assert summary(error) == expected
 
 
 def test_codes() -> None:
