@@ -285,6 +285,16 @@ def test_importing_the_package_loads_no_name_of_it():
     assert _printed(program).split() == ["False", "True"]
 
 
+def test_status_loads_no_operation_of_a_fleet():
+    program = (
+        "import sys, sqla_shard.cli.monitor_commands\n"
+        "print('sqla_shard.fleet.runner' in sys.modules)\n"
+        "from sqla_shard.fleet import apply\n"
+        "print('sqla_shard.fleet.runner' in sys.modules)\n"
+    )
+    assert _printed(program).split() == ["False", "True"]
+
+
 def test_the_room_of_classes_registers_their_deletion():
     # Without it, pending operations of a deletion were not applied by a
     # process that imports the classes from here.

@@ -69,10 +69,14 @@ Watching:
 
 from __future__ import annotations
 
+from typing import Any, TYPE_CHECKING
+
 from sqla_shard.fleet.accounts import Account, Accounts
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.operation import FleetPlan, FleetStatus, Result
-from sqla_shard.fleet.runner import apply, resume, status, undo
+
+if TYPE_CHECKING:
+    from sqla_shard.fleet.runner import apply, resume, status, undo
 
 __all__ = [
     "Account",
@@ -86,3 +90,13 @@ __all__ = [
     "status",
     "undo",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is used: the modules of all operations take as long as a
+    # third of `sqla-shard status`.
+    if name not in ("apply", "resume", "status", "undo"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from sqla_shard.fleet import runner
+
+    return getattr(runner, name)
