@@ -208,6 +208,17 @@ def _moment(value: Any, own: Any, encoded: Any) -> Any:
     return value if is_alike else _AsMoment(value)
 
 
+def _mixes_times(elements: Sequence[Any]) -> bool:
+    """Return whether the text of a field is beside another time."""
+    pairs = _pairs(elements)
+    kept = {_time_kept(own) for value, own in pairs if not _is_bound(value)}
+    return not kept <= {None} and len(kept) > 1
+
+
+def _is_bound(value: Any) -> bool:
+    return isinstance(value, (BindParameter, Null))
+
+
 class _AsMoment(ColumnElement[Any]):
     """A date, or a time of day, as a DATETIME of the server."""
 
@@ -307,6 +318,7 @@ def _is_native(value: Any, dialect: Any) -> bool:
 _PARTS_OF_UUID = ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
 
 
+_BETWEEN = (operators.between_op, operators.not_between_op)
 #: Keyword of the compiler within GROUP BY.
 _GROUPED = "sqla_shard_grouped"
 
@@ -580,7 +592,7 @@ class _Compiler(SQLCompiler):
         if clause.value is not None:
             compared = [clause.value, *(one for one, _ in clause.whens)]
             coded = _coded(compared, compares="CASE", converts=True)
-            value, *conditions = coded or compared
+            value, *conditions = self._read(coded or compared)
             whens = list(zip(conditions, (one for _, one in clause.whens), strict=True))
             clause = private.changed(clause, value=value, whens=whens)
         return str(visit(clause, **kw))
@@ -590,7 +602,22 @@ class _Compiler(SQLCompiler):
         visit: Any = super().visit_binary
         # A server compares the text with a time; SQLite compares two texts.
         converts = self.dialect.name == "sqlite"
-        return str(visit(_coded_binary(binary, converts=converts), *args, **kw))
+        binary = _coded_binary(binary, converts=converts)
+        if binary.operator in _BETWEEN:
+            left, right = self._read([binary.left, binary.right])
+            binary = private.changed(binary, left=left, right=right)
+        return str(visit(binary, *args, **kw))
+
+    def _read(self, compared: list[Any]) -> list[Any]:
+        """Return what CASE or BETWEEN compares, as MySQL compares it elsewhere.
+
+        There it would compare the text of a time with that of a DATETIME.
+        """
+        is_mariadb = getattr(self.dialect, "is_mariadb", False)
+        if not is_mysql(self.dialect) or is_mariadb or not _mixes_times(compared):
+            return compared
+        new = {id(value): _AsMoment(value) for value in _each(compared)}
+        return [_with_values(part, new) for part in compared]
 
     def visit_insert(self, insert_stmt: Any, *args: Any, **kw: Any) -> str:
         """Compile INSERT."""

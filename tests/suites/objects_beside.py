@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta, timezone, UTC
 from decimal import Decimal
@@ -67,6 +68,23 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "color": (Color.BLUE, Color.RED),
     "level": (Level.LOW, Level.HIGH),
     "mixed": (Mixed.TEXT, Mixed.NUMBER),
+}
+
+#: Conditions on two times, and what Python says of them.
+_COMPARED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], bool]]] = {
+    "==": (operator.eq, operator.eq),
+    "!=": (operator.ne, operator.ne),
+    "<": (operator.lt, operator.lt),
+    "<=": (operator.le, operator.le),
+    "reversed": (lambda a, b: b > a, operator.lt),
+    "in": (lambda a, b: a.in_([b]), operator.eq),
+    "in two": (lambda a, b: a.in_([b, null()]).is_(True), operator.eq),
+    "not between": (lambda a, b: ~a.between(b, b), operator.ne),
+    "not in": (lambda a, b: a.not_in([b, b]), operator.ne),
+    "distinct": (lambda a, b: a.is_distinct_from(b), operator.ne),
+    "between": (lambda a, b: a.between(b, b), operator.eq),
+    "tuple": (lambda a, b: tuple_(a, 1) == tuple_(b, 1), operator.eq),
+    "case": (lambda a, b: case((b, True), value=a, else_=False), operator.eq),
 }
 
 _Form = tuple[Any, Callable[[Any], Any]]
@@ -281,6 +299,48 @@ class BesideSuite(Suite):
             session.scalar(
                 select(func.coalesce(Thing.at, func.date(text))).where(there)
             )
+
+    #: The number of random comparisons of times.
+    comparisons = 150
+
+    def test_random_times(self, cluster, session, rng):
+        """Fields, functions and values, compared as Python compares them."""
+        if not on_servers(cluster):
+            pytest.skip("SQLite compares texts")
+        midnight = datetime(2024, 5, 6, tzinfo=UTC)
+        moments = [midnight + timedelta(hours=12 * n) for n in range(6)]
+        rows = {}
+        for _ in range(4):
+            at, day = rng.choice(moments), rng.choice(moments).date()
+            rows[stored(cluster, Thing, at=at, day=day, shard_id=1)] = at, day
+        for _ in range(self.comparisons):
+            one, (at, day) = rng.choice(list(rows.items()))
+            given = rng.choice(moments)
+            text, plain = f"{given:%Y-%m-%d}", given.replace(tzinfo=None)
+            a_date = func.date(text, type_=Date)
+            times = [
+                (Thing.at, at),
+                (Thing.day, day),
+                (func.date(Thing.at), at.date()),
+                (func.date(Thing.at, type_=Date), at.date()),
+                (func.timestamp(Thing.at), at),
+                (func.coalesce(Thing.at, given), at),
+                (func.date(text), given.date()),
+                (a_date, given.date()),
+                (select(a_date).scalar_subquery(), given.date()),
+                (func.timestamp(str(plain)), given),
+            ]
+            left, first = rng.choice(times[:2])
+            right, second = rng.choice(times)
+            value, other = (
+                datetime.combine(it, time(), UTC) if type(it) is date else it
+                for it in (first, second)
+            )
+            name = rng.choice(list(_COMPARED))
+            condition, expected = _COMPARED[name]
+            made = select(condition(left, right).is_(True)).where(Thing.id == one)
+            found = session.scalar(made)
+            assert found == expected(value, other), (name, str(made), first, second)
 
     def test_times_of_moments(self, cluster, session):
         """MySQL would read 20:24 in the text of a moment of the year 2024."""
