@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from configparser import ConfigParser, Error as IniError
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
@@ -117,7 +116,7 @@ def _document(location: str) -> Mapping[str, Any]:
     """Return the document of a topology; an empty one if it is not read."""
     found: Any = None
     if location.startswith(_ZOOKEEPER):
-        data = _in_time(partial(_node, location, "/topology"), b"null")
+        data = _asked(location, lambda client: client.get("/topology")[0], b"null")
         with suppress(ValueError):
             found = parsed_json(data)
     else:
@@ -131,8 +130,8 @@ def _document(location: str) -> Mapping[str, Any]:
 # -- ZooKeeper
 
 
-def _in_time(read: Callable[[], Any], default: Any) -> Any:
-    """Return what a function reads from ZooKeeper within the limit."""
+def _asked(location: str, ask: Callable[[Any], Any], default: Any) -> Any:
+    """Return what a function asks a client of ZooKeeper within the limit."""
     found = [default]
     try:
         # Not in the thread: the limit is for ZooKeeper.
@@ -144,7 +143,12 @@ def _in_time(read: Callable[[], Any], default: Any) -> Any:
 
     def run() -> None:
         with suppress(KazooException, KazooTimeoutError, OSError):
-            found[0] = read()
+            client = _client(location)
+            try:
+                found[0] = ask(client)
+            finally:
+                client.stop()
+                client.close()
 
     # The name of a host may take longer than any limit of kazoo.
     thread = threading.Thread(target=run, daemon=True)
@@ -175,33 +179,12 @@ def _client(location: str) -> Any:
     return client
 
 
-def _node(location: str, path: str) -> bytes:
-    client = _client(location)
-    try:
-        data: bytes
-        data, _ = client.get(path)
-        return data
-    finally:
-        client.stop()
-        client.close()
-
-
 def _epochs(location: str) -> Iterator[tuple[str, str]]:
     """Yield the epochs of the history, the newest first; none for a file."""
     if location.startswith(_ZOOKEEPER):
-        names = _in_time(partial(_children, location, "/history"), [])
+        names = _asked(location, lambda client: client.get_children("/history"), [])
         for epoch in sorted(map(int, filter(str.isdecimal, names)))[::-1]:
             yield str(epoch), ""
-
-
-def _children(location: str, path: str) -> list[str]:
-    client = _client(location)
-    try:
-        names: list[str] = client.get_children(path)
-        return names
-    finally:
-        client.stop()
-        client.close()
 
 
 # -- documents

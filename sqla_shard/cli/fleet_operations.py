@@ -41,7 +41,7 @@ from sqla_shard.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from sqla_shard.fleet import Fleet, FleetPlan, FleetStatus, Result
+    from sqla_shard.fleet import Fleet, FleetPlan, Result
     from sqla_shard.fleet.operation import Progress, StepEvent
 
 _DAY = 86400.0
@@ -309,56 +309,56 @@ def apply_command(
 @command("resume", "sqla-shard fleet resume")
 @plan_options
 @pass_settings
-def resume_command(
-    settings: Settings, plan_only: bool, yes: bool, as_data: bool
-) -> None:
+def resume_command(settings: Settings, /, **options: Any) -> None:
     """Finish an operation whose process has died or failed."""
-    from sqla_shard.fleet import resume, status
+    from sqla_shard.fleet import resume
 
-    fleet = fleet_of(settings)
-    found = status(fleet)
-    if plan_only:
-        _show_only(found, as_data, possible=found.is_interrupted)
-        return
-    _ask("the rest of", found, yes=yes)
-    with interruptible():
-        result = resume(fleet, progress=progress_of(as_data))
-    print_result(result, as_data)
+    _end_pending(settings, resume, "the rest of", **options)
 
 
 @command("undo", "sqla-shard fleet undo")
 @plan_options
 @pass_settings
-def undo_command(settings: Settings, plan_only: bool, yes: bool, as_data: bool) -> None:
+def undo_command(settings: Settings, /, **options: Any) -> None:
     """Undo an operation whose process has died or failed.
 
     It is refused after the operation has published its topology.
+    """
+    from sqla_shard.fleet import undo
+
+    _end_pending(settings, undo, "the undoing of", **options)
+
+
+def _end_pending(
+    settings: Settings,
+    finish: Callable[..., Result],
+    what: str,
+    *,
+    plan_only: bool,
+    yes: bool,
+    as_data: bool,
+) -> None:
+    """Show the pending operation, ask for confirmation, and finish or undo it.
+
+    Exits with status 1 if only shown, and ``finish`` would refuse it.
+
+    :param what: what ``finish`` does, for the question.
     """
     from sqla_shard.fleet import status, undo
 
     fleet = fleet_of(settings)
     found = status(fleet)
     if plan_only:
-        possible = found.is_interrupted and not found.is_published
-        _show_only(found, as_data, possible=possible)
+        print_report(found, as_data)
+        if not found.is_interrupted or (finish is undo and found.is_published):
+            sys.exit(FAILED)
         return
-    _ask("the undoing of", found, yes=yes)
-    with interruptible():
-        result = undo(fleet, progress=progress_of(as_data))
-    print_result(result, as_data)
-
-
-def _show_only(found: FleetStatus, as_data: bool, *, possible: bool) -> None:
-    """Show the pending operation; exit with 1 if the command is refused."""
-    print_report(found, as_data)
-    if not possible:
-        sys.exit(FAILED)
-
-
-def _ask(what: str, found: FleetStatus, *, yes: bool) -> None:
-    """Show the pending operation, and ask; other states are refused later."""
+    # Other states are refused below.
     if found.is_interrupted and found.pending is not None and not yes:
         confirm(f"{what} {found.pending.record.title}", shown=found)
+    with interruptible():
+        result = finish(fleet, progress=progress_of(as_data))
+    print_result(result, as_data)
 
 
 # -- Primary and standby

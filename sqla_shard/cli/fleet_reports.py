@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -81,12 +81,7 @@ fail_on_option = option(
 @data_option
 @pass_settings
 def doctor_command(
-    settings: Settings,
-    least: str,
-    others: tuple[str, ...],
-    timeout: float,
-    ignored: tuple[str, ...],
-    as_data: bool,
+    settings: Settings, /, least: str, as_data: bool, **options: Any
 ) -> None:
     """Check all servers of the fleet; change nothing.
 
@@ -96,13 +91,7 @@ def doctor_command(
     """
     from sqla_shard.fleet.doctor import examine
 
-    report = examine(
-        fleet_of(settings),
-        others=others,
-        environ=os.environ,
-        timeout=timeout,
-        ignored=ignored,
-    )
+    report = examine(fleet_of(settings), environ=os.environ, **options)
     end_of_report(report, least, as_data)
 
 
@@ -151,13 +140,12 @@ def end_of_report(report: DoctorReport, least: str, as_data: bool) -> None:
 @pass_settings
 def capacity_command(
     settings: Settings,
+    /,
     since: Path | None,
     servers: int | None,
     keyspace: str | None,
-    window: float,
-    top: int,
-    timeout: float,
     as_data: bool,
+    **options: Any,
 ) -> None:
     """Show sizes, growth and activity of servers and shards.
 
@@ -167,7 +155,7 @@ def capacity_command(
     from sqla_shard.fleet.capacity import measure, suggest
 
     fleet = fleet_of(settings)
-    report = measure(fleet, window=window, top=top, timeout=timeout)
+    report = measure(fleet, **options)
     if since is not None:
         remedy = "make it with: sqla-shard fleet capacity --json"
         report = report.since(read_json(since, remedy))
@@ -243,14 +231,9 @@ def verify_command(
     no_replication: bool,
     databases: str | None,
     shards: str | None,
-    threads: int,
-    rate: float | None,
-    seconds: float,
-    most: int,
-    limit: float | None,
-    values: bool,
     no_counters: bool,
     as_data: bool,
+    **options: Any,
 ) -> None:
     """Compare the content of SERVER with its standby, while both serve.
 
@@ -275,16 +258,11 @@ def verify_command(
     elif databases is not None:
         chosen = [name.strip() for name in databases.split(",")]
     name = "the other server" if against else "the standby"
-    options = CompareOptions(
-        threads=threads,
-        rate=rate,
-        seconds=seconds,
-        most=most,
-        values=values,
+    compare = CompareOptions(
         counters=not no_counters,
         on_difference=None if as_data else partial(_show_difference, name),
-        limit=limit,
         on_progress=ProgressLines(str),
+        **options,
     )
     try:
         with terminable():
@@ -294,7 +272,7 @@ def verify_command(
                 against=against,
                 databases=chosen,
                 replicates=False if no_replication else None,
-                options=options,
+                options=compare,
             )
     except (
         ApplierStoppedError,
@@ -388,7 +366,13 @@ def _show_difference(second: str, difference: Difference) -> None:
     FiniteRange(0.1),
     default=3.0,
 )
-@option("--interval S", "Seconds between two looks.", FiniteRange(0.1), default=0.5)
+@option(
+    "--interval S",
+    "Seconds between two looks.",
+    FiniteRange(0.1),
+    to="every",
+    default=0.5,
+)
 @option(
     "--hold-off S",
     "Seconds after a failover of a server before the next.",
@@ -407,16 +391,7 @@ def _show_difference(second: str, difference: Difference) -> None:
 @data_option
 @pass_settings
 def watch_command(
-    settings: Settings,
-    /,
-    watchers: int,
-    dead_after: float,
-    interval: float,
-    hold_off: float,
-    allow_loss: bool,
-    dry_run: bool,
-    hook: str,
-    as_data: bool,
+    settings: Settings, /, hook: str, as_data: bool, **conditions: Any
 ) -> None:
     """Promote the standby of a primary that is lost.
 
@@ -433,15 +408,7 @@ def watch_command(
         raise click.BadParameter(
             f"{hook!r} cannot be split into words: {error}", param_hint="--hook"
         ) from error
-    policy = WatchPolicy(
-        watchers=watchers,
-        dead_after=dead_after,
-        every=interval,
-        hold_off=hold_off,
-        allow_loss=allow_loss,
-        dry_run=dry_run,
-        hook=words,
-    )
+    policy = WatchPolicy(hook=words, **conditions)
     fleet = fleet_of(settings, session_timeout=SESSION)
     with StopFlag() as until, Watcher(fleet, policy) as watcher:
         passes = Passes(
@@ -452,4 +419,4 @@ def watch_command(
             problems=lambda report: (*report.lines, *report.troubles),
             state=attrgetter("state"),
         )
-        make_passes(passes, until, interval, as_data)
+        make_passes(passes, until, policy.every, as_data)

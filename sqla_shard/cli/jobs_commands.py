@@ -79,7 +79,7 @@ def _checked(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def _state_option(
-    states: tuple[JobState, ...], *, required: bool, text: str
+    states: tuple[JobState, ...], text: str
 ) -> Callable[[CommandT], CommandT]:
     return option(
         "--state",
@@ -87,7 +87,6 @@ def _state_option(
         click.Choice([one.name.lower() for one in states]),
         to="states",
         multiple=True,
-        required=required,
     )
 
 
@@ -144,9 +143,7 @@ def stats_command(
     "sqla-shard queue scan --unique-key 'refresh 17' --json",
 )
 @click.argument("queue", required=False)
-@_state_option(
-    tuple(JobState), required=False, text="Only jobs with this state; repeatable."
-)
+@_state_option(tuple(JobState), "Only jobs with this state; repeatable.")
 @task_option
 @option("--unique-key KEY", "Only the unfinished jobs with this key, of all queues.")
 @option("--limit N", "Maximum number of jobs.", click.IntRange(1, 10_000), default=100)
@@ -267,11 +264,7 @@ def retry_command(
 )
 @click.argument("job_ids", metavar="[ID...]", nargs=-1)
 @option("--queue NAME", "The jobs of this queue.")
-@_state_option(
-    DELETABLE,
-    required=False,
-    text="With --queue: jobs with this state; repeatable, required.",
-)
+@_state_option(DELETABLE, "With --queue: jobs with this state; repeatable, required.")
 @task_option
 @dry_run_option
 @data_option

@@ -391,28 +391,14 @@ def _follow(move: Move) -> None:
     show_default=True,
 )
 @resume_option
-def reconcile_command(
-    name: str,
-    rate: float | None,
-    max_lag: float | None,
-    passes: int,
-    position: Path | None,
-) -> None:
+def reconcile_command(name: str, **options: Any) -> None:
     """Compare all rows, and repair them, until none differs.
 
     The side that is not written is changed.  The exit status is 1 if the last
     pass has found differences.
     """
     with _opened(name) as move:
-        found = reconcile(
-            move,
-            rate=rate,
-            max_lag=max_lag,
-            passes=passes,
-            position=position,
-            on_progress=_Rows("compared"),
-            on_pass=echo,
-        )
+        found = reconcile(move, on_progress=_Rows("compared"), on_pass=echo, **options)
     end(is_good=found.is_equal, is_read=True)
 
 
@@ -421,16 +407,12 @@ def reconcile_command(
 @rate_option
 @resume_option
 @data_option
-def verify_command(
-    name: str, rate: float | None, position: Path | None, as_data: bool
-) -> None:
+def verify_command(name: str, as_data: bool, **options: Any) -> None:
     """Compare all rows of both sides; change none.
 
     The exit status is 1 if rows differ.
     """
     with _opened(name) as move:
-        found = verify(
-            move, rate=rate, position=position, on_progress=_Rows("compared")
-        )
+        found = verify(move, on_progress=_Rows("compared"), **options)
     print_report(found, as_data)
     end(is_good=found.is_equal, is_read=True)

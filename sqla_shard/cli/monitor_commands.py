@@ -104,12 +104,7 @@ def open_load_store(
 @data_option
 @pass_settings
 def load_command(
-    settings: Settings,
-    directory: str | None,
-    cache: str | None,
-    region: str | None,
-    top: int,
-    as_data: bool,
+    settings: Settings, /, top: int, as_data: bool, **place: str | None
 ) -> None:
     """Show the shards, objects and lists with the highest load.
 
@@ -118,7 +113,7 @@ def load_command(
     seconds, unless the application has set another window.  The status is 1
     if a shard is hot: it has more than three times its fair share.
     """
-    with open_load_store(directory, cache, region) as store:
+    with open_load_store(**place) as store:
         if store is None:
             raise click.UsageError(
                 "name the place in which the processes publish their "
@@ -128,7 +123,7 @@ def load_command(
             snapshots = store.snapshots()
         except FileNotFoundError as error:
             raise click.ClickException(
-                f"no process has published its load in {directory!r}, which "
+                f"no process has published its load in {place['directory']!r}, which "
                 f"does not exist; {_PUBLISH}"
             ) from error
     if not snapshots:
@@ -169,13 +164,12 @@ def load_command(
 @pass_settings
 def exporter_command(
     settings: Settings,
+    /,
     host: str,
     port: int,
     timeout: float,
     interval: float,
-    directory: str | None,
-    cache: str | None,
-    region: str | None,
+    **place: str | None,
 ) -> None:
     """Serve the metrics of the servers at /metrics, until SIGTERM or Ctrl-C.
 
@@ -187,7 +181,7 @@ def exporter_command(
     with (
         log_to_stderr(logging.WARNING),
         StopFlag() as until,
-        open_load_store(directory, cache, region) as load,
+        open_load_store(**place) as load,
         settings.cluster(
             engine_options=FleetMetrics.options(settings.topology(), timeout)
         ) as cluster,

@@ -199,12 +199,11 @@ def references_command(settings: Settings, /, **options: Any) -> None:
 @pass_settings
 def sizes_command(
     settings: Settings,
+    /,
     models: tuple[str, ...],
     wanted: tuple[str, ...],
-    top: int,
-    window: float,
-    timeout: float,
     as_data: bool,
+    **options: Any,
 ) -> None:
     """Show the largest lists.
 
@@ -214,9 +213,7 @@ def sizes_command(
     """
     classes = _classes(MappingMixin, names(models), wanted)
     with settings.cluster() as cluster:
-        report = largest_lists(
-            cluster, classes, top=top, window=window, timeout=timeout
-        )
+        report = largest_lists(cluster, classes, **options)
     print_report(report, as_data)
     end(is_good=True, is_read=not report.unreachable)
 
@@ -365,14 +362,16 @@ _blob_class_option = with_options(
 
 def _report_of(
     settings: Settings,
+    function: Callable[..., Any],
+    *,
     models: tuple[str, ...],
     name: str,
-    work: Callable[..., Any],
     as_data: bool,
     **options: Any,
 ) -> Any:
     """Call a function for a class, and print its report.
 
+    :param options: further options of the command, passed to the function.
     :returns: the report.
     :raises click.BadParameter: for another class.
     """
@@ -384,7 +383,7 @@ def _report_of(
         )
     with settings.cluster() as cluster:
         try:
-            report = work(cluster, cls, **options)
+            report = function(cluster, cls, **options)
         except ClassDefinitionError as error:
             raise click.BadParameter(str(error), param_hint="--class") from error
     print_report(report, as_data)
@@ -412,21 +411,14 @@ def _report_of(
 @option("--dry-run", "Print the expected ratio; do not store the dictionary.")
 @data_option
 @pass_settings
-def train_command(
-    settings: Settings,
-    /,
-    models: tuple[str, ...],
-    name: str,
-    as_data: bool,
-    **options: Any,
-) -> None:
+def train_command(settings: Settings, /, **options: Any) -> None:
     """Train a dictionary from random rows, and store it on all shards.
 
     One fifth of the rows is not used for training, and gives the expected
     ratio.  The dictionary is not used for writing before "activate".
     """
-    report = _report_of(settings, models, name, train, as_data, **options)
-    end(is_good=True, is_read=report.ok)
+    report = _report_of(settings, train, **options)
+    end(is_good=True, is_read=not report.unreachable)
 
 
 @command(
@@ -443,35 +435,27 @@ def train_command(
 )
 @data_option
 @pass_settings
-def activate_command(
-    settings: Settings,
-    models: tuple[str, ...],
-    name: str,
-    as_data: bool,
-    version: int | None,
-) -> None:
+def activate_command(settings: Settings, /, **options: Any) -> None:
     """Let processes write blobs with a dictionary.
 
     All processes must run code that declares compression="zstd".  Repeat the
     command after shards were opened, which do not have the dictionary.
     """
-    report = _report_of(settings, models, name, activate, as_data, version=version)
-    end(is_good=True, is_read=report.ok)
+    report = _report_of(settings, activate, **options)
+    end(is_good=True, is_read=not report.unreachable)
 
 
 @command("deactivate", "sqla-shard blobs deactivate --models shop.models --class Pin")
 @_blob_class_option
 @data_option
 @pass_settings
-def deactivate_command(
-    settings: Settings, models: tuple[str, ...], name: str, as_data: bool
-) -> None:
+def deactivate_command(settings: Settings, /, **options: Any) -> None:
     """Let processes write blobs as JSON.
 
     Compressed rows can still be read; "rewrite" makes them JSON.
     """
-    report = _report_of(settings, models, name, deactivate, as_data)
-    end(is_good=True, is_read=report.ok)
+    report = _report_of(settings, deactivate, **options)
+    end(is_good=True, is_read=not report.unreachable)
 
 
 @command(
@@ -490,21 +474,14 @@ def deactivate_command(
 @resume_option
 @data_option
 @pass_settings
-def rewrite_command(
-    settings: Settings,
-    /,
-    models: tuple[str, ...],
-    name: str,
-    as_data: bool,
-    **options: Any,
-) -> None:
+def rewrite_command(settings: Settings, /, **options: Any) -> None:
     """Rewrite rows with the active dictionary, or as JSON without one.
 
     A row that the application changes meanwhile is not overwritten.  The
     status is 1 if a row cannot be read.
     """
-    options["on_progress"] = ProgressLines(_rewritten)
-    report = _report_of(settings, models, name, rewrite, as_data, **options)
+    run = partial(rewrite, on_progress=ProgressLines(_rewritten))
+    report = _report_of(settings, run, **options)
     end(is_good=not report.unreadable_rows, is_read=not report.unreachable)
 
 
@@ -513,20 +490,13 @@ def rewrite_command(
 @rate_option
 @data_option
 @pass_settings
-def check_command(
-    settings: Settings,
-    /,
-    models: tuple[str, ...],
-    name: str,
-    as_data: bool,
-    **options: Any,
-) -> None:
+def check_command(settings: Settings, /, **options: Any) -> None:
     """Read all rows, and list those whose blob cannot be read.
 
     The status is 1 if there is such a row.
     """
-    options["on_progress"] = ProgressLines(_rewritten)
-    report = _report_of(settings, models, name, check, as_data, **options)
+    run = partial(check, on_progress=ProgressLines(_rewritten))
+    report = _report_of(settings, run, **options)
     end(is_good=not report.unreadable_rows, is_read=not report.unreachable)
 
 
@@ -539,11 +509,9 @@ def check_command(
 @option("--rows", "Count rows and bytes; reads all rows.")
 @data_option
 @pass_settings
-def status_command(
-    settings: Settings, models: tuple[str, ...], name: str, as_data: bool, rows: bool
-) -> None:
+def status_command(settings: Settings, /, **options: Any) -> None:
     """Show the dictionaries of a class, and where they are active."""
-    report = _report_of(settings, models, name, status, as_data, rows=rows)
+    report = _report_of(settings, status, **options)
     end(is_good=True, is_read=not report.unreachable)
 
 
