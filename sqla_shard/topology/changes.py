@@ -21,9 +21,9 @@ overlapping ranges, and servers of a keyspace with the same address.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sqla_shard.exc import Problem, StaleTopologyError, TopologyRefusedError
 from sqla_shard.ids import IdLayout
@@ -36,6 +36,8 @@ from sqla_shard.topology.model import Topology
 from sqla_shard.topology.parse import MAX_STEP
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.masking import redact
+
+T = TypeVar("T")
 
 _ROLES: tuple[Literal["primary", "standby"], ...] = ("primary", "standby")
 
@@ -273,11 +275,9 @@ def diff(old: Topology, new: Topology) -> TopologyDiff:
         if name in new.keyspaces
     ]
     stay = [(a.name, *pair) for a, b in both for pair in _staying(a, b)]
-    counts = [
-        CountChange(keyspace=a.name, old=a.shards, new=b.shards)
-        for a, b in both
-        if a.shards != b.shards
-    ]
+    keyspaces = [({"keyspace": a.name}, a, b) for a, b in both]
+    servers = [({"keyspace": name, "server": a.name}, a, b) for name, a, b in stay]
+    counts = _changed(CountChange, "shards", keyspaces)
     return TopologyDiff(
         old_epoch=old.epoch,
         new_epoch=new.epoch,
@@ -287,21 +287,9 @@ def diff(old: Topology, new: Topology) -> TopologyDiff:
         removed_keyspaces=tuple(
             name for name in old.keyspaces if name not in new.keyspaces
         ),
-        kinds=tuple(
-            KindChange(keyspace=a.name, old=a.kind, new=b.kind)
-            for a, b in both
-            if a.kind != b.kind
-        ),
-        layouts=tuple(
-            LayoutChange(keyspace=a.name, old=a.id_layout, new=b.id_layout)
-            for a, b in both
-            if a.id_layout != b.id_layout
-        ),
-        databases=tuple(
-            DatabaseChange(keyspace=a.name, old=a.database, new=b.database)
-            for a, b in both
-            if a.database != b.database
-        ),
+        kinds=_changed(KindChange, "kind", keyspaces),
+        layouts=_changed(LayoutChange, "id_layout", keyspaces),
+        databases=_changed(DatabaseChange, "database", keyspaces),
         opened=tuple(one for one in counts if one.new > one.old),
         closed=tuple(one for one in counts if one.new < one.old),
         moved=tuple(move for a, b in both for move in _moved(a, b)),
@@ -327,18 +315,26 @@ def diff(old: Topology, new: Topology) -> TopologyDiff:
             for role in _ROLES
             if getattr(a, role) != getattr(b, role)
         ),
-        weights=tuple(
-            WeightChange(keyspace=name, server=a.name, old=a.weight, new=b.weight)
-            for name, a, b in stay
-            if a.weight != b.weight
-        ),
-        generations=tuple(
-            GenerationChange(
-                keyspace=name, server=a.name, old=a.generation, new=b.generation
-            )
-            for name, a, b in stay
-            if a.generation != b.generation
-        ),
+        weights=_changed(WeightChange, "weight", servers),
+        generations=_changed(GenerationChange, "generation", servers),
+    )
+
+
+def _changed(
+    change: Callable[..., T],
+    attribute: str,
+    pairs: Iterable[tuple[Mapping[str, str], Any, Any]],
+) -> tuple[T, ...]:
+    """Return a change for each pair whose attribute differs.
+
+    :param pairs: what a change is called, and the objects before and after.
+    """
+    values = (
+        (labels, getattr(before, attribute), getattr(after, attribute))
+        for labels, before, after in pairs
+    )
+    return tuple(
+        change(**labels, old=old, new=new) for labels, old, new in values if old != new
     )
 
 
