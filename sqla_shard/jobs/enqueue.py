@@ -204,6 +204,8 @@ class JobOptions:
                 option="max_attempts",
                 value=self.max_attempts,
             )
+        if self.run_after is None:
+            return
         if not isinstance(self.run_after, datetime):
             seconds_of(self.run_after)
         elif self.run_after.tzinfo is None:
@@ -448,7 +450,8 @@ def hint_after_commit(
     session: ShardSession, place: Place, queue: str, priority: int
 ) -> None:
     """Notify workers of a due job after COMMIT."""
-    if hints_of(session.cluster).is_used:
+    hints = hints_of(session.cluster)
+    if hints.listeners or hints.channel is not None:
         group = DueGroup(
             keyspace=place.keyspace,
             shard_id=place.shard_id,

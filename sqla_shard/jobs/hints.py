@@ -69,11 +69,15 @@ def share_hints(
 
 
 class Hints:
-    """The hints of a cluster in this process."""
+    """The hints of a cluster in this process.
+
+    :ivar listeners: the workers of this process.
+    :ivar channel: what reaches those of others; None without one.
+    """
 
     def __init__(self) -> None:
         self.channel: _Exchange | None = None
-        self._listeners: tuple[Listener, ...] = ()
+        self.listeners: tuple[Listener, ...] = ()
         self.after_fork()
         in_children(self)
 
@@ -81,16 +85,11 @@ class Hints:
         """Start with a lock of the child."""
         self._lock = threading.Lock()
 
-    @property
-    def is_used(self) -> bool:
-        """Whether a hint has a listener."""
-        return bool(self._listeners) or self.channel is not None
-
     def use(self, channel: _Exchange | None) -> None:
         """Use another channel from now on."""
         with self._lock:
             former, self.channel = self.channel, channel
-            if channel is not None and self._listeners:
+            if channel is not None and self.listeners:
                 channel.listen()
         if former is not None:
             former.close()
@@ -101,7 +100,7 @@ class Hints:
 
     def notify(self, groups: Collection[DueGroup]) -> None:
         """Notify the workers of this process."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener(groups)
 
     def publish(self, groups: Collection[DueGroup]) -> None:
@@ -115,17 +114,15 @@ class Hints:
     def listening(self, listener: Listener) -> Iterator[None]:
         """Return a context manager in which a listener gets hints."""
         with self._lock:
-            self._listeners = (*self._listeners, listener)
+            self.listeners = (*self.listeners, listener)
             if self.channel is not None:
                 self.channel.listen()
         try:
             yield
         finally:
             with self._lock:
-                self._listeners = tuple(
-                    one for one in self._listeners if one != listener
-                )
-                if self.channel is not None and not self._listeners:
+                self.listeners = tuple(one for one in self.listeners if one != listener)
+                if self.channel is not None and not self.listeners:
                     self.channel.stop_listening()
 
 

@@ -174,12 +174,13 @@ class BlobField:
     """One field of one class.
 
     :param class_name: the class, for messages.
-    :param name: the attribute, and the key in the blob.
+    :param name: the attribute.
     :param codec: converts its values.
     :param settings: the arguments of ``blob_field()``.
     :param refers: returns the ids that are allowed in the field, empty
         for any registered type; None if the field does not contain an id.
     :param colocates: whether the object is on the shard of that id.
+    :ivar key: the key in the blob, and of the decoded values of the blob.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class BlobField:
     ) -> None:
         self.class_name = class_name
         self.name = name
+        self.key = name
         self.codec = codec
         self.aliases: tuple[str, ...] = tuple(settings.aliases)
         self.refers = refers
@@ -210,8 +212,8 @@ class BlobField:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of the field in a blob, the current name first."""
-        return (self.name, *self.aliases)
+        """The keys of the field in a blob, that of new values first."""
+        return (self.key, *self.aliases)
 
     @property
     def required(self) -> bool:
@@ -272,8 +274,8 @@ class BlobField:
 
     def stored(self, data: dict[str, Any]) -> Any:
         """Return the JSON value in a blob; MISSING if there is none."""
-        if self.name in data:
-            return data[self.name]
+        if self.key in data:
+            return data[self.key]
         for alias in self.aliases:
             if alias in data:
                 return data[alias]
@@ -296,7 +298,7 @@ class BlobField:
             return self._read_default(data)
         if self.codec.native:
             return self.codec.decode(stored)
-        known = data.decoded.get(self.name)
+        known = data.decoded.get(self.key)
         if known is not None and known.is_of(stored):
             return known.value
         return self._give_out(data, stored, stored)
@@ -308,7 +310,7 @@ class BlobField:
             self._default is None or self.codec.kind is not ValueKind.JSON
         ):
             return self._default
-        known = data.decoded.get(self.name)
+        known = data.decoded.get(self.key)
         if known is not None and known.stored is MISSING:
             return known.value
         return self._give_out(data, MISSING, self._encoded_default())
@@ -326,7 +328,7 @@ class BlobField:
         """
 
         def write_back() -> None:
-            known = data.decoded.get(self.name)
+            known = data.decoded.get(self.key)
             if known is None or known.value is not value:
                 return  # the field was assigned since
             if not known.is_of(self.stored(data)):
@@ -341,23 +343,23 @@ class BlobField:
         """Write a changed value to the blob."""
         if self.codec.native and isinstance(value, Node):
             # The value is a default: put it into the blob as the container.
-            del data.decoded[self.name]
+            del data.decoded[self.key]
             self._adopt(data, value)
         else:
-            data[self.name] = self.encode(value)
-            self._remember(data, value, data[self.name])
+            data[self.key] = self.encode(value)
+            self._remember(data, value, data[self.key])
         self._drop_aliases(data)
 
     def _adopt(self, data: Blob, node: Any) -> None:
         detach(node)
         # A container without a shape is not copied.
         vars(node).pop("_shape", None)
-        data[self.name] = node
-        self.codec.decode(data[self.name])  # sets the shape again
+        data[self.key] = node
+        self.codec.decode(data[self.key])  # sets the shape again
 
     def _remember(self, data: Blob, value: Any, stored: Any) -> None:
         snapshot = plain(stored) if isinstance(stored, Node) else None
-        data.decoded[self.name] = _Decoded(value, stored, snapshot)
+        data.decoded[self.key] = _Decoded(value, stored, snapshot)
 
     def _drop_aliases(self, data: Blob) -> None:
         for alias in self.aliases:
@@ -365,20 +367,20 @@ class BlobField:
                 del data[alias]
 
     def write(self, data: Blob, value: Any) -> None:
-        """Write a value to a blob, under the current name of the field.
+        """Write a value to a blob, under the key of the field.
 
         :raises BlobValueError: if the field cannot contain it.
         :raises ColocationError: if it is not the id of a parent.
         """
         encode = self.codec.encode if self.refers is None else self.encode
         encoded = encode(value)
-        known = data.decoded.get(self.name) if data.has_decoded else None
+        known = data.decoded.get(self.key) if data.has_decoded else None
         if known is not None:
             if known.value is value and known.is_of(self.stored(data)):
                 # ``obj.field += [x]`` assigns the value that was read.
                 self._put_back(data, value)
                 return
-            del data.decoded[self.name]
+            del data.decoded[self.key]
         self._store(data, encoded)
         if self.aliases:
             self._drop_aliases(data)
@@ -388,22 +390,17 @@ class BlobField:
 
         The object is flagged as changed since it got the blob.
         """
-        if (
-            not self._is_checked
-            or self.aliases
-            or self.name in data
-            or data.has_decoded
-        ):
+        if not self._is_checked or self.aliases or self.key in data or data.has_decoded:
             self.write(data, value)
             return
         encode = self.codec.encode if self.refers is None else self.encode
-        dict.__setitem__(data, self.name, encode(value))
+        dict.__setitem__(data, self.key, encode(value))
 
     def _store(self, data: Blob, encoded: Any) -> None:
         if self._is_checked:
-            data._store(self.name, encoded)
+            data._store(self.key, encoded)
         else:
-            data[self.name] = encoded
+            data[self.key] = encoded
 
     def remove(self, data: Blob) -> None:
         """Remove the value from a blob; reads then return the default.
@@ -417,13 +414,13 @@ class BlobField:
                 field=self.label,
                 value=None,
             )
-        data.decoded.pop(self.name, None)
+        data.decoded.pop(self.key, None)
         for key in self.keys:
             data.pop(key, None)
 
     def supersede(self, data: Blob, error: Exception) -> None:
         """Detach a value that was read; changing it raises an error."""
-        known = data.decoded.pop(self.name, None)
+        known = data.decoded.pop(self.key, None)
         if known is not None and isinstance(known.value, Node):
             known.value._on_change = raiser(error)
 
@@ -441,7 +438,7 @@ class BlobField:
                 field=self.label,
                 value=None,
             )
-        known = data.decoded.get(self.name)
+        known = data.decoded.get(self.key)
         if known is not None and known.stored is MISSING:
             self._put_back(data, known.value)
         else:

@@ -163,7 +163,7 @@ def check_keys(cls: type[Any], fields: Mapping[str, BlobField]) -> None:
     """
     keys = {"active": "soft delete"}
     for made in fields.values():
-        for key in (made.name, *made.aliases):
+        for key in made.keys:
             problem = None
             if key in keys:
                 problem = f"is already used by {keys[key]}"

@@ -394,14 +394,19 @@ class ObjectDefinition:
         data = instance.__dict__.get("data")
         if data is None:
             return
-        for name, is_decoded, made in self._checked:
-            stored = data.get(name, MISSING)
+        for key, is_decoded, made in self._checked:
+            stored = data.get(key, MISSING)
             if type(stored) is is_decoded:
                 continue
             if stored is MISSING:
                 stored = made.stored(data)
             if stored is not MISSING:
                 made.codec.decode(stored)
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """The keys of the fields in a blob."""
+        return frozenset(made.key for made in self.fields.values())
 
     @cached_property
     def _checked(self) -> list[tuple[str, type | None, BlobField]]:
@@ -411,7 +416,7 @@ class ObjectDefinition:
             codec = made.codec
             if codec.kind is not ValueKind.JSON or codec.native:
                 every = codec.python_type if codec.takes_any else None
-                found.append((made.name, every, made))
+                found.append((made.key, every, made))
         return found
 
 

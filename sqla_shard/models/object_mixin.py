@@ -210,9 +210,9 @@ def _fill(instance: ObjectMixin) -> None:
     data = instance.__dict__.get("data")
     if data is None:
         data = blob_of(instance)
-    fields = instance.__sqla_shard__.fields
-    if not fields.keys() <= data.keys():
-        for made in fields.values():
+    definition = instance.__sqla_shard__
+    if not definition.keys <= data.keys():
+        for made in definition.fields.values():
             made.fill(data)
 
 

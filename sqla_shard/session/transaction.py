@@ -135,7 +135,10 @@ class WrittenShards(dict[tuple[str, int], _Write]):
     @property
     def engines(self) -> list[Engine]:
         """The engines of written servers, in the order of first writes."""
-        return list(dict.fromkeys([w.place.engine for w in self.values()]))
+        found: dict[Engine, None] = {}
+        for write in self.values():
+            found[write.place.engine] = None
+        return list(found)
 
     def place_on(self, engine: Engine) -> Place | None:
         """Return a written shard of a server, if any."""
