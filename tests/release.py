@@ -4,12 +4,14 @@
 other files of the directory are not published.  In ``dist/`` are then a
 wheel and a source distribution, each of which was installed in a new virtual
 environment, with the versions of ``requirements/demo.txt``, and has run the
-program and an example there.
+program and an example there; and a bill of materials, which has the digests of
+both and what that environment consists of.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -17,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,8 +82,54 @@ def python(*arguments: str | Path) -> list[str | Path]:
     return [sys.executable, *arguments]
 
 
-def smoke(source: Path, packages: list[Path], directory: Path) -> None:
-    """Install each package in a new environment, and use it."""
+def bill(packages: list[Path], installed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a bill of materials in the format of CycloneDX.
+
+    :param packages: the wheel and the source distribution.
+    :param installed: the ``installed`` of ``pip inspect``.
+    """
+
+    def component(metadata: dict[str, Any], **more: Any) -> dict[str, Any]:
+        name = re.sub(r"[-_.]+", "-", metadata["name"]).lower()
+        purl = f"pkg:pypi/{name}@{metadata['version']}"
+        found = {
+            "type": "library",
+            "bom-ref": purl,
+            "name": metadata["name"],
+            "version": metadata["version"],
+            "purl": purl,
+            **more,
+        }
+        # Others name their licence in words of their own.
+        if expression := metadata.get("license_expression"):
+            found["licenses"] = [{"expression": expression}]
+        return found
+
+    found = {one["metadata"]["name"]: one["metadata"] for one in installed}
+    files = [
+        {
+            "type": "file",
+            "name": path.name,
+            "hashes": [
+                {"alg": "SHA-256", "content": sha256(path.read_bytes()).hexdigest()}
+            ],
+        }
+        for path in packages
+    ]
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": component(found.pop("sqla-shard"), components=files)},
+        "components": [component(found[name]) for name in sorted(found)],
+    }
+
+
+def smoke(source: Path, packages: list[Path], directory: Path) -> dict[str, Any]:
+    """Install each package in a new environment, and use it.
+
+    :returns: the bill of materials of the packages.
+    """
     environment = directory / "environment"
     run(*python("-m", "venv", environment))
     programs = environment / "bin"
@@ -95,7 +145,9 @@ def smoke(source: Path, packages: list[Path], directory: Path) -> None:
         run(*pip, "check")
         run(programs / "sqla-shard", "--version", cwd=elsewhere)
         run(programs / "python", "-m", "examples.quickstart", cwd=elsewhere)
+        found = json.loads(run(*pip, "inspect", "--local"))["installed"]
         run(*pip, "uninstall", "--yes", "sqla-shard")
+    return bill(packages, [one for one in found if one["metadata"]["name"] != "pip"])
 
 
 def release(tag: str, output: Path) -> None:
@@ -109,7 +161,10 @@ def release(tag: str, output: Path) -> None:
         )
         check(source, tag)
         packages = build(source, directory / "dist")
-        smoke(source, packages, directory)
+        materials = directory / f"sqla_shard-{tag.removeprefix('v')}.cdx.json"
+        found = smoke(source, packages, directory)
+        materials.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        packages.append(materials)
         output.mkdir(exist_ok=True)
         for package in packages:
             shutil.copy(package, output)

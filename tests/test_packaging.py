@@ -148,6 +148,8 @@ def test_metadata(metadata):
 def test_license_is_in_it(wheel):
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert read(wheel, "licenses/LICENSE") == text
+    # Where `reuse lint` looks for it.
+    assert (ROOT / "LICENSES" / "MIT.txt").read_text(encoding="utf-8") == text
 
 
 # -- requirements/ ---------------------------------------------------------

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -138,7 +141,24 @@ def test_a_tag_is_built_and_installed(repository: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     names = sorted(path.name for path in (tmp_path / "dist").iterdir())
     source = f"sqla_shard-{VERSION}.tar.gz"
-    assert names == [f"sqla_shard-{VERSION}-py3-none-any.whl", source]
+    wheel = f"sqla_shard-{VERSION}-py3-none-any.whl"
+    assert names == [wheel, f"sqla_shard-{VERSION}.cdx.json", source]
+    materials = json.loads((tmp_path / "dist" / names[1]).read_text("utf-8"))
+    own = materials["metadata"]["component"]
+    assert (own["purl"], own["licenses"]) == (
+        f"pkg:pypi/sqla-shard@{VERSION}",
+        [{"expression": "MIT"}],
+    )
+    digests = {one["name"]: one["hashes"][0]["content"] for one in own["components"]}
+    assert digests == {
+        name: sha256((tmp_path / "dist" / name).read_bytes()).hexdigest()
+        for name in (wheel, source)
+    }
+    locked = (repository / "requirements" / "demo.txt").read_text("utf-8")
+    parts = {one["purl"].rpartition("/")[2] for one in materials["components"]}
+    assert parts == {
+        one.replace("==", "@") for one in re.findall(r"(?m)^[\w.-]+==[\w.]+", locked)
+    }
     with tarfile.open(tmp_path / "dist" / source) as archive:
         files = archive.getnames()
         changelog = archive.extractfile(f"sqla_shard-{VERSION}/docs/changelog.rst")
