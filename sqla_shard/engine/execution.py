@@ -178,10 +178,10 @@ def compose_new_ids(engine: Engine) -> None:
 
 @cache
 def _composing(base: type) -> type:
-    return type(base.__name__, (_Context, base), {})
+    return type(base.__name__, (_ComposingContext, base), {})
 
 
-class _Context(DefaultExecutionContext):
+class _ComposingContext(DefaultExecutionContext):
     """Composes the ids of new rows where their local ids are received.
 
     Not longer: a listener, or the default of a column, may read rows of other
