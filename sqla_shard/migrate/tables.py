@@ -216,9 +216,30 @@ class Conversion:
                 and value.tzinfo is None
                 and name not in self.raw
             ):
-                value = value.replace(tzinfo=self._zone)
+                value = self._moment(name, value)
             found[attribute] = value
         return found
+
+    def _moment(self, name: str, value: datetime) -> datetime:
+        """Return the moment of a time in the zone.
+
+        Where clocks are put forward, times of an hour are skipped: one of them
+        would come back as another, and a comparison of moments would not see it.
+        """
+        moment = value.replace(tzinfo=self._zone)
+        try:
+            shown = moment.astimezone(UTC).astimezone(self._zone)
+        except OverflowError:
+            # At the ends of the calendar; the field says so.
+            return moment
+        if shown.replace(tzinfo=None) != value:
+            raise ConversionError(
+                column=f"{self._table}.{name}",
+                value=str(value),
+                reason=f"the zone {self._zone} skips this time, where clocks are put "
+                "forward; change it, or give Moved(convert=..., revert=...)",
+            )
+        return moment
 
     def object_references(self, attributes: Mapping[str, Any]) -> set[tuple[int, int]]:
         """Return the type ids and object ids that an object refers to."""

@@ -22,7 +22,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped
 from sqlalchemy.types import UserDefinedType
 
 from sqla_shard import blob_field, ObjectMixin, pack
-from sqla_shard.exc import DeclarationError
+from sqla_shard.exc import ConversionError, DeclarationError
 from sqla_shard.migrate import Declaration, Owned, Owner
 from sqla_shard.migrate.exact_types import unfit
 from sqla_shard.migrate.future import Future
@@ -153,6 +153,20 @@ def test_the_hour_that_occurs_twice_is_the_same():
 
 
 MOMENT = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def test_a_time_that_the_zone_skips_is_refused():
+    conversion = Conversion(
+        FUTURE.tables["posts"], Post, names=NAMES, zone=ZoneInfo("Europe/Berlin")
+    )
+    for hour in (1, 3):
+        row = {**ROW, "at": datetime(2020, 3, 29, hour, 30)}
+        keys = {(3, IDS[3, 5]): 5, (4, IDS[4, 69]): 69}
+        assert conversion.row(conversion.values(row, IDS), keys)["at"] == row["at"]
+    # It would come back as 03:30.
+    skipped = {**ROW, "at": datetime(2020, 3, 29, 2, 30)}
+    with pytest.raises(ConversionError, match="Europe/Berlin skips this time"):
+        conversion.values(skipped, IDS)
 
 
 @pytest.mark.parametrize(
