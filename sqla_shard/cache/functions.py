@@ -394,7 +394,7 @@ class _Source:
         self._session = session
         self._call = call
         self._expire = cached.expire or cache.region(cached.region).times.expire
-        self.ids = {cached.key(cache, one): one for one in ids}
+        self.ids: dict[str, Any] = {cached.key(cache, one): one for one in ids}
         self._tags = {k: cached.tag(session, i) for k, i in self.ids.items()}
         self._fresh: set[str] = set()
 

@@ -72,7 +72,7 @@ class LocalServers:
         zookeeper: bool,
         memcached: bool,
     ) -> None:
-        self.environ = {
+        self.environ: dict[str, str] = {
             _PASSWORD: os.environ.get(_PASSWORD) or secrets.token_urlsafe(12)
         }
         self._shards = shards
@@ -96,8 +96,12 @@ class LocalServers:
             self.primaries = [
                 server_class(name, password=password, fast=True) for name in names
             ]
-        self.zookeeper = ZooKeeperServer() if zookeeper else None
-        self.memcached = MemcachedServer() if memcached else None
+        self.zookeeper: ZooKeeperServer | None = (
+            ZooKeeperServer() if zookeeper else None
+        )
+        self.memcached: MemcachedServer | None = (
+            MemcachedServer() if memcached else None
+        )
 
     @property
     def processes(self) -> list[LocalServer]:

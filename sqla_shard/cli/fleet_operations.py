@@ -32,6 +32,7 @@ from sqla_shard.cli.options import (
 from sqla_shard.cli.output import (
     command,
     data_option,
+    Decorator,
     echo,
     FAILED,
     option,
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
 
 _DAY = 86400.0
 
-yes_option = option(
+yes_option: Decorator = option(
     "--yes", "Do not ask for confirmation; required without a terminal."
 )
-allow_user_option = option(
+allow_user_option: Decorator = option(
     "--allow-user USER",
     "A user whose privileges bypass the fence, and who does not "
     "write. May be repeated.",
@@ -60,9 +61,11 @@ _accept_option = option(
     "--accept-differences",
     "Do not ask for a proof that the servers of the shards have all of their rows.",
 )
-server_argument = click.argument("server", shell_complete=completed("server"))
+server_argument: Decorator = click.argument(
+    "server", shell_complete=completed("server")
+)
 #: Options of every command that plans an operation; see :func:`run_plan`.
-plan_options = with_options(
+plan_options: Decorator = with_options(
     option("--plan-only --dry-run", "Print the plan; change nothing.", to="plan_only"),
     yes_option,
     data_option,

@@ -25,6 +25,7 @@ from sqla_shard.cli.options import (
 from sqla_shard.cli.output import (
     command,
     data_option,
+    Decorator,
     echo,
     end,
     NOT_READ,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from sqla_shard.fleet.fleet import Fleet
 
 
-fail_on_option = option(
+fail_on_option: Decorator = option(
     "--fail-on",
     "Severity from which the exit status is 1.",
     click.Choice(["critical", "warning"]),

@@ -27,6 +27,7 @@ from sqla_shard.cli.output import (
     command,
     CommandT,
     data_option,
+    Decorator,
     echo,
     end,
     option,
@@ -90,8 +91,8 @@ def _state_option(
     )
 
 
-task_option = option("--task NAME", "Only jobs of this task.")
-dry_run_option = option("--dry-run", "Print the number; write nothing.")
+task_option: Decorator = option("--task NAME", "Only jobs of this task.")
+dry_run_option: Decorator = option("--dry-run", "Print the number; write nothing.")
 
 
 @command("list", "sqla-shard queue list", "sqla-shard queue list --json")

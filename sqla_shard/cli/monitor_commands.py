@@ -19,6 +19,7 @@ from sqla_shard.cli.options import FiniteRange, IN_MEMORY, pass_settings, Settin
 from sqla_shard.cli.output import (
     command,
     data_option,
+    Decorator,
     echo,
     end,
     option,
@@ -41,7 +42,7 @@ from sqla_shard.util.json_values import JsonObject
 
 _PUBLISH = "call publish_load(measure_load(cluster), ...) in the application"
 
-load_options = with_options(
+load_options: Decorator = with_options(
     option(
         "--directory PATH", "Directory in which the processes of this machine publish."
     ),

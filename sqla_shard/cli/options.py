@@ -29,7 +29,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from sqla_shard.cli.output import CommandT, option
+from sqla_shard.cli.output import CommandT, Decorator, option
 
 if TYPE_CHECKING:
     from sqla_shard.cli.completion import Kind
@@ -49,7 +49,15 @@ T = TypeVar("T")
 _NUMBER = re.compile(r"[0-9]{1,100}|0[xX][0-9a-fA-F]{1,100}")
 
 
-class _Location(click.ParamType):  # type: ignore[type-arg]  # generic in the newest versions of click only
+if TYPE_CHECKING:
+    # They are generic in the newest versions of click only.
+    _ParamType = click.ParamType[Any]
+    _Choice = click.Choice[Any]
+else:
+    _ParamType, _Choice = click.ParamType, click.Choice
+
+
+class _Location(_ParamType):
     """Parameter type: path of a topology file, or URL of ZooKeeper."""
 
     name = "location"
@@ -95,12 +103,12 @@ class FiniteRange(click.FloatRange):
         return converted
 
 
-rate_option = option(
+rate_option: Decorator = option(
     "--rate N", "Read at most N rows per second.", FiniteRange(0, is_open=True)
 )
 """Option of commands that read all rows of a class."""
 
-resume_option = option(
+resume_option: Decorator = option(
     "--resume FILE",
     "Save the progress in FILE, and resume from there after an interruption.",
     click.Path(dir_okay=False, path_type=Path),
@@ -291,13 +299,13 @@ def keyspace_option(text: str) -> Callable[[CommandT], CommandT]:
     return option("--keyspace NAME", text, shell_complete=completed("keyspace"))
 
 
-ids_keyspace_option = keyspace_option(
+ids_keyspace_option: Decorator = keyspace_option(
     "Keyspace of the ids, if several keyspaces contain objects."
 )
 """Option of commands that get ids."""
 
 
-class LazyChoice(click.Choice):  # type: ignore[type-arg]  # generic in the newest versions of click only
+class LazyChoice(_Choice):
     """Parameter type: one of the values that a module lists.
 
     :param path: the module, and the name of the values in it, of a Literal, of
@@ -336,7 +344,7 @@ def number(text: str) -> int:
 # -- Modules and the cache of the application
 
 
-models_option = option(
+models_option: Decorator = option(
     "--models MODULE",
     "Module to import, such as shop.models; repeatable.",
     multiple=True,
@@ -462,8 +470,8 @@ def _cache_option(required: bool, text: str) -> Callable[[CommandT], CommandT]:
     )
 
 
-regions_option = _cache_option(True, "TOML file with the cache regions.")
-cache_option = _cache_option(
+regions_option: Decorator = _cache_option(True, "TOML file with the cache regions.")
+cache_option: Decorator = _cache_option(
     False,
     "TOML file of the application's cache, to invalidate the rows that are written.",
 )

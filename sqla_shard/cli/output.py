@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from time import monotonic
-from typing import Any, Generic, TYPE_CHECKING, TypeVar
+from typing import Any, Generic, Protocol, TYPE_CHECKING, TypeVar
 
 import click
 
@@ -35,6 +35,13 @@ _EVERY = 5.0
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 """Function of a command, the argument and result of option decorators."""
+
+
+class Decorator(Protocol):
+    """Adds options to a command."""
+
+    def __call__(self, function: CommandT, /) -> CommandT:
+        """Return the command."""
 
 
 def with_options(
@@ -127,13 +134,13 @@ def _data_option(text: str) -> Callable[[CommandT], CommandT]:
     )
 
 
-data_option = _data_option("Print one JSON document, as --output json.")
+data_option: Decorator = _data_option("Print one JSON document, as --output json.")
 """Options of commands that print one document instead of text.
 
 The command gets ``as_data``: whether to call :func:`print_data`.
 """
 
-lines_option = _data_option(
+lines_option: Decorator = _data_option(
     "Print JSON: one document, or one per line, as --output json."
 )
 """The same for commands that may print several documents."""

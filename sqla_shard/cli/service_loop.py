@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from sqla_shard.cli.options import FiniteRange
-from sqla_shard.cli.output import echo, end, option, print_data
+from sqla_shard.cli.output import Decorator, echo, end, option, print_data
 from sqla_shard.util.masking import printable
 from sqla_shard.util.processes import ENDING, waking
 
@@ -169,10 +169,10 @@ def _print_pass(report: _Report, problems: Sequence[str], as_data: bool) -> None
     sys.stdout.flush()
 
 
-interval_option = option(
+interval_option: Decorator = option(
     "--interval S",
     "Seconds to wait after a pass with nothing to do.",
     FiniteRange(0.1),
     default=5.0,
 )
-once_option = option("--once", "Exit when there is nothing left to do.")
+once_option: Decorator = option("--once", "Exit when there is nothing left to do.")

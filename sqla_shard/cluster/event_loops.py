@@ -206,16 +206,16 @@ class Loops:
         return self._cluster
 
     # What a session asks of either kind of cluster.
-    placement = _of_cluster("placement")
-    id_clock = _of_cluster("id_clock")
-    id_service = _of_cluster("id_service")
-    scatters = _of_cluster("scatters")
-    cache = _of_cluster("cache")
-    seal = _of_cluster("seal")
-    watch = _of_cluster("watch")
-    job_context = _of_cluster("job_context")
-    listens = _of_cluster("listens")
-    notify = _of_cluster("notify")
+    placement: Any = _of_cluster("placement")
+    id_clock: Any = _of_cluster("id_clock")
+    id_service: Any = _of_cluster("id_service")
+    scatters: Any = _of_cluster("scatters")
+    cache: Any = _of_cluster("cache")
+    seal: Any = _of_cluster("seal")
+    watch: Any = _of_cluster("watch")
+    job_context: Any = _of_cluster("job_context")
+    listens: Any = _of_cluster("listens")
+    notify: Any = _of_cluster("notify")
 
     @property
     def places(self) -> Places:

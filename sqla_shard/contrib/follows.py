@@ -203,7 +203,8 @@ class FollowLists:
                 class_name=board.__name__,
             )
         # Without boards a post is published by its user alone.
-        self.user_type, self.board_type = specs[0].type_id, specs[-1].type_id
+        self.user_type: Any = specs[0].type_id
+        self.board_type: Any = specs[-1].type_id
         prefix = "" if name == "follows" else f"{name}_"
         self.users: EdgeTable = EdgeTable(
             base,

@@ -267,7 +267,7 @@ class AllDigits(ColumnElement[Any]):
 
     def __init__(self, element: Any) -> None:
         self.element = element
-        self.type = element.type
+        self.type: Any = element.type
 
     @property
     def _from_objects(self) -> Any:

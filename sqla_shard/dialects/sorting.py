@@ -116,7 +116,7 @@ class OfText(ColumnElement[Any]):
         self.element = element
         self.part = part
         self.length: int | None = _declared(element)
-        self.type = NullType()
+        self.type: Any = NullType()
 
     @property
     def _from_objects(self) -> Any:
@@ -473,7 +473,7 @@ class SortKey(ColumnElement[Any]):
     def __init__(self, element: Any, kind: str) -> None:
         self.element = element
         self.kind = kind
-        self.type = NullType()
+        self.type: Any = NullType()
 
     @property
     def _from_objects(self) -> Any:
@@ -528,7 +528,7 @@ class ShownId(ColumnElement[Any]):
     def __init__(self, column: Any, shown: Any) -> None:
         self.column = column
         self.shown = shown
-        self.type = column.type
+        self.type: Any = column.type
 
     @property
     def _from_objects(self) -> Any:

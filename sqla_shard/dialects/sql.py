@@ -75,7 +75,7 @@ class BlobValue(ColumnElement[Any]):
         self.column = column
         self.keys = keys
         self.form = form
-        self.type = type_
+        self.type: Any = type_
         self.nullable = nullable
         self.default: BindParameter[Any] | None = (
             None
@@ -241,7 +241,7 @@ class BlobActive(ColumnElement[bool]):
 
     def __init__(self, column: Any) -> None:
         self.column = column
-        self.type = Boolean()
+        self.type: Any = Boolean()
         self._propagate_attrs = private.propagate_attrs(column)
 
     @property
@@ -291,8 +291,8 @@ class IsBinary(ColumnElement[bool]):
     ]
 
     def __init__(self, column: Any) -> None:
-        self.column = select(column).limit(1).scalar_subquery()
-        self.type = Boolean()
+        self.column: Any = select(column).limit(1).scalar_subquery()
+        self.type: Any = Boolean()
 
 
 @compiles(IsBinary)
@@ -378,7 +378,7 @@ class ServerTime(ColumnElement[Any]):
 
     def __init__(self, later: ColumnElement[int] | None = None) -> None:
         self.later = later
-        self.type = UTCTimestamp()
+        self.type: Any = UTCTimestamp()
 
 
 @compiles(ServerTime)

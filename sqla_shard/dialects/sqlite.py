@@ -266,7 +266,8 @@ class SQLite(Backend):
     ddl: DDL = SQLiteDDL()
 
     def __init__(self, *, asynchronous: bool = False) -> None:
-        self._asynchronous = self.waits = asynchronous
+        self._asynchronous = asynchronous
+        self.waits: bool = asynchronous
 
     def locate(self, url: URL, database: str) -> tuple[URL, str]:
         """Return an engine URL for each database, which is a file."""

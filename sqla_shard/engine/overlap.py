@@ -131,7 +131,7 @@ class _Call:
         self.lane = lane
         self.connection = connection
         self.wire: Any = connection.connection.dbapi_connection
-        self.info = connection.info
+        self.info: Any = connection.info
         self.work = work
         self.queued = False
         self.task: LaneTask[None] | None = None

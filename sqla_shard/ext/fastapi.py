@@ -52,10 +52,10 @@ try:
     from starlette.requests import HTTPConnection, Request
     from starlette.responses import JSONResponse, Response
     from starlette.websockets import WebSocket, WebSocketState
-except ImportError as error:
+except ImportError as _error:
     raise MissingExtraError(
-        package="FastAPI", extra="fastapi", reason=str(error)
-    ) from error
+        package="FastAPI", extra="fastapi", reason=str(_error)
+    ) from _error
 
 __all__ = [
     "RESPONSES",

@@ -94,10 +94,10 @@ try:
     from flask.typing import ResponseReturnValue
     from werkzeug.exceptions import default_exceptions
     from werkzeug.routing import BaseConverter, Map, ValidationError
-except ImportError as error:
+except ImportError as _error:
     raise MissingExtraError(
-        package="Flask", extra="flask", reason=str(error)
-    ) from error
+        package="Flask", extra="flask", reason=str(_error)
+    ) from _error
 
 from sqla_shard.ext.flask_commands import EXTENSION, shard_commands
 from sqla_shard.ext.flask_pagination import count_rows, page_argument, Pagination

@@ -89,12 +89,12 @@ try:
     from opentelemetry.trace.propagation.tracecontext import (
         TraceContextTextMapPropagator,
     )
-except ImportError as error:
+except ImportError as _error:
     from sqla_shard.exc import MissingExtraError
 
     raise MissingExtraError(
-        package="OpenTelemetry", extra="opentelemetry", reason=str(error)
-    ) from error
+        package="OpenTelemetry", extra="opentelemetry", reason=str(_error)
+    ) from _error
 
 from sqlalchemy import event, make_url
 

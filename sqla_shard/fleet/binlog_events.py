@@ -282,7 +282,7 @@ class LogReader:
         #: Of MySQL: the transactions before this place; and those of them
         #: that no log before has had.
         self.logged: GtidSet | None = None
-        self.skipped = GtidSet()
+        self.skipped: GtidSet = GtidSet()
         self._has_checksums = False
         self._tables: dict[bytes, bytes] = {}
         # What is prepared and not committed, and whether it has changes.

@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.admin import marked
@@ -81,7 +81,7 @@ class DeadFailover(Promotion):
     """Make a standby the primary whose primary is lost."""
 
     kind = "dead-failover"
-    STEPS = (
+    STEPS: ClassVar[tuple[Step, ...]] = (
         Step("record", "record what {new} has received"),
         Step("drain", "wait until {new} has applied everything received"),
         Step("stop", "prove again that the primary is lost, stop replication"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from sqla_shard.exc import FleetServerError
 from sqla_shard.fleet.admin import SYSTEM
@@ -168,71 +168,71 @@ class ServerFacts:
         """Return a global variable as an integer; 0 if it does not exist."""
         return int(float(self.variables.get(variable) or 0))
 
-    variables = _FactPart[Mapping[str, str]]()
+    variables: ClassVar[_FactPart[Mapping[str, str]]] = _FactPart()
     """Global variables by name, in lower case."""
 
-    version = _FactPart[ServerVersion]()
+    version: ClassVar[_FactPart[ServerVersion]] = _FactPart()
     """Version of the server."""
 
-    clock = _FactPart[float]()
+    clock: ClassVar[_FactPart[float]] = _FactPart()
     """Seconds by which its clock is ahead of that of this process."""
 
-    clock_error = _FactPart[float]()
+    clock_error: ClassVar[_FactPart[float]] = _FactPart()
     """Seconds by which :attr:`clock` may be wrong."""
 
-    sessions = _FactPart[tuple[Session, ...]]()
+    sessions: ClassVar[_FactPart[tuple[Session, ...]]] = _FactPart()
     """All sessions but those of the doctor."""
 
-    programs = _FactPart[Mapping[int, Program]]()
+    programs: ClassVar[_FactPart[Mapping[int, Program]]] = _FactPart()
     """Programs of sessions, if the server knows them."""
 
-    transactions = _FactPart[tuple[OpenTransaction, ...]]()
+    transactions: ClassVar[_FactPart[tuple[OpenTransaction, ...]]] = _FactPart()
     """The open transactions."""
 
-    logins = _FactPart[tuple[Login, ...]]()
+    logins: ClassVar[_FactPart[tuple[Login, ...]]] = _FactPart()
     """Its accounts and roles."""
 
-    grants = _FactPart[tuple[GrantRow, ...]]()
+    grants: ClassVar[_FactPart[tuple[GrantRow, ...]]] = _FactPart()
     """Its grants on databases."""
 
-    attempt = _FactPart[Attempt]()
+    attempt: ClassVar[_FactPart[Attempt]] = _FactPart()
     """The login of the application; read on servers of the topology only."""
 
-    configured = _FactPart[Mapping[str, bool]]()
+    configured: ClassVar[_FactPart[Mapping[str, bool]]] = _FactPart()
     """Whether variables are set in its configuration."""
 
-    events = _FactPart[tuple[Event, ...]]()
+    events: ClassVar[_FactPart[tuple[Event, ...]]] = _FactPart()
     """The events of its databases."""
 
-    databases = _FactPart[frozenset[str]]()
+    databases: ClassVar[_FactPart[frozenset[str]]] = _FactPart()
     """Its databases but those of the system."""
 
-    volumes = _FactPart[tuple[Volume, ...] | None]()
+    volumes: ClassVar[_FactPart[tuple[Volume, ...] | None]] = _FactPart()
     """Its file systems; None if the server does not show them."""
 
-    waits_for_space = _FactPart[bool]()
+    waits_for_space: ClassVar[_FactPart[bool]] = _FactPart()
     """Whether a session, or replication, waits on a full disk."""
 
-    tables = _FactPart[tuple[TableSize, ...]]()
+    tables: ClassVar[_FactPart[tuple[TableSize, ...]]] = _FactPart()
     """Its tables; read on primaries only, for their sizes."""
 
-    counters = _FactPart[tuple[TableCounter, ...]]()
+    counters: ClassVar[_FactPart[tuple[TableCounter, ...]]] = _FactPart()
     """Its tables with AUTO_INCREMENT; read on primaries only."""
 
-    table_count = _FactPart[int]()
+    table_count: ClassVar[_FactPart[int]] = _FactPart()
     """The number of its tables; read on primaries only."""
 
-    digests = _FactPart[Mapping[str, Mapping[str, str]]]()
+    digests: ClassVar[_FactPart[Mapping[str, Mapping[str, str]]]] = _FactPart()
     """Digests of the tables of the topology, by database."""
 
-    status = _FactPart[ReplicationStatus | None]()
+    status: ClassVar[_FactPart[ReplicationStatus | None]] = _FactPart()
     """State of replication; None if it has no primary."""
 
-    heartbeat = _FactPart[float | None]()
+    heartbeat: ClassVar[_FactPart[float | None]] = _FactPart()
     """Idle seconds after which its primary sends a heartbeat, if it has one;
     read on standbys only."""
 
-    semi_sync = _FactPart[SemiSync | None]()
+    semi_sync: ClassVar[_FactPart[SemiSync | None]] = _FactPart()
     """State of semi-synchronous replication; None if it is missing."""
 
     @property
@@ -295,13 +295,13 @@ class PairFacts:
         """Return the command that gives the standby all its content anew."""
         return " ".join(("sqla-shard fleet replica rebuild", self.name, *options))
 
-    late = _FactPart[float]()
+    late: ClassVar[_FactPart[float]] = _FactPart()
     """Seconds for which the standby was waited for in vain, or 0."""
 
-    errant = _FactPart[Mapping[str, int]]()
+    errant: ClassVar[_FactPart[Mapping[str, int]]] = _FactPart()
     """Transactions that only the standby has, by origin."""
 
-    differing = _FactPart[tuple[tuple[str, str], ...]]()
+    differing: ClassVar[_FactPart[tuple[tuple[str, str], ...]]] = _FactPart()
     """Database and table of each definition that differs."""
 
     def part(self, name: str) -> Any:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from sqla_shard.exc import (
     ApplierStoppedError,
@@ -76,7 +76,7 @@ class Failover(Promotion):
     """Exchange the roles of a primary and its standby."""
 
     kind = "failover"
-    STEPS = (
+    STEPS: ClassVar[tuple[Step, ...]] = (
         Step("compare", "compare the rows of {new} with those of {old}"),
         # Here, before the last wait, an operation can wait for a hook.
         Step("prepare", "wait until the standby is less than 100 ms behind"),
@@ -161,7 +161,7 @@ class Failover(Promotion):
         found += required.access(*urls, pair.databases())
         found += bypass_problems(self.fleet.accounts, old)
         found += bypass_problems(self.fleet.accounts, new)
-        self.warnings += long_work(old)
+        self.warnings.extend(long_work(old))
         others = followers(old) - 1
         if others > 0:
             self.warnings.append(

@@ -177,7 +177,7 @@ class HashingWriter:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._hash = hashlib.sha256()
-        self.size = 0
+        self.size: int = 0
 
     @property
     def sha256(self) -> str:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from sqla_shard.exc import FleetServerError, Problem
 from sqla_shard.fleet.compare import compare_servers, CompareOptions
@@ -64,7 +64,7 @@ class Replica(FleetOperation):
     """Build, rebuild or replace the standby of a pair."""
 
     kind = "replica"
-    STEPS = (
+    STEPS: ClassVar[tuple[Step, ...]] = (
         Step("copy", "copy all databases of {source} to {target}"),
         Step("attach", "let {target} replicate from {primary}"),
         Step("catch-up", "wait until {target} is less than 100 ms behind"),

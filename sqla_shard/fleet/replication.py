@@ -65,49 +65,54 @@ def replication_kind(*, is_mariadb: bool) -> type[Replication]:
 class MariaDBReplication(Replication):
     """MariaDB 10.6 and later."""
 
-    REPLICA = "SLAVE"
-    SOURCE = "MASTER"
-    START_APPLIER = "START SLAVE SQL_THREAD"
+    REPLICA: ClassVar[str] = "SLAVE"
+    SOURCE: ClassVar[str] = "MASTER"
+    START_APPLIER: ClassVar[str] = "START SLAVE SQL_THREAD"
     # With MASTER_USE_GTID the first START deletes the relay log.
-    RECEIVED_SURVIVES = False
-    RESCUE = "Do not start its replication: that would delete its relay log"
-    SEMI_SYNC = ("rpl_semi_sync_master", "rpl_semi_sync_slave")
-    APPLIERS = "slave_parallel_threads"
-    POSITION = "gtid_binlog_pos"
-    APPLIED = "gtid_slave_pos"
+    RECEIVED_SURVIVES: ClassVar[bool] = False
+    RESCUE: ClassVar[str] = (
+        "Do not start its replication: that would delete its relay log"
+    )
+    SEMI_SYNC: ClassVar[tuple[str, str]] = (
+        "rpl_semi_sync_master",
+        "rpl_semi_sync_slave",
+    )
+    APPLIERS: ClassVar[str] = "slave_parallel_threads"
+    POSITION: ClassVar[str] = "gtid_binlog_pos"
+    APPLIED: ClassVar[str] = "gtid_slave_pos"
     #: The last GTID of each server.
-    HISTORY = "gtid_binlog_state"
-    WAIT = "MASTER_GTID_WAIT"
+    HISTORY: ClassVar[str] = "gtid_binlog_state"
+    WAIT: ClassVar[str] = "MASTER_GTID_WAIT"
     #: Accounts with READ_ONLY ADMIN bypass it.
-    READ_ONLY = "read_only"
-    FIT: ClassVar = {
+    READ_ONLY: ClassVar[str] = "read_only"
+    FIT: ClassVar[Mapping[str, str]] = {
         "log_slave_updates": "ON",
         "binlog_format": "ROW",
         "gtid_strict_mode": "ON",
     }
-    RECEIVED = "Gtid_IO_Pos"
-    USES_GTID = "Using_Gtid"
-    CHANGE = (
+    RECEIVED: ClassVar[str] = "Gtid_IO_Pos"
+    USES_GTID: ClassVar[str] = "Using_Gtid"
+    CHANGE: ClassVar[str] = (
         "CHANGE MASTER TO MASTER_HOST = %s, MASTER_PORT = %s, MASTER_USER = %s, "
         "MASTER_PASSWORD = %s, MASTER_CONNECT_RETRY = 1, MASTER_USE_GTID = slave_pos"
     )
     # A former primary has no gtid_slave_pos of its own writes, or one of an
     # earlier role; with the option the server sets it (10.10).
-    DEMOTED = ", MASTER_DEMOTE_TO_SLAVE = 1"
-    RECEIVER = (
+    DEMOTED: ClassVar[str] = ", MASTER_DEMOTE_TO_SLAVE = 1"
+    RECEIVER: ClassVar[str] = (
         "SELECT id FROM information_schema.processlist WHERE command = 'Slave_IO'"
     )
-    LONGEST_WAIT = (
+    LONGEST_WAIT: ClassVar[str] = (
         "SELECT MAX(time_ms) / 1000 FROM information_schema.processlist"
         " WHERE state LIKE 'Waiting for semi-sync ACK%%'"
     )
-    HEARTBEAT = (
+    HEARTBEAT: ClassVar[str] = (
         "SELECT variable_value FROM information_schema.global_status"
         " WHERE variable_name = 'slave_heartbeat_period'"
     )
-    NET_TIMEOUT = "slave_net_timeout"
-    ROLE_MEMBERS = "SELECT User, Host, Role FROM mysql.roles_mapping"
-    ACCOUNTS = (
+    NET_TIMEOUT: ClassVar[str] = "slave_net_timeout"
+    ROLE_MEMBERS: ClassVar[str] = "SELECT User, Host, Role FROM mysql.roles_mapping"
+    ACCOUNTS: ClassVar[str] = (
         "SELECT u.user, u.host, u.is_role = 'N' AND u.authentication_string = '' AND "
         "u.plugin IN ('', 'mysql_native_password', 'ed25519') AND "
         "COALESCE(JSON_VALUE(g.priv, '$.account_locked'), 0) = 0, "
@@ -117,7 +122,7 @@ class MariaDBReplication(Replication):
         "mysql.user AS u JOIN mysql.global_priv AS g ON g.user = u.user AND g.host = "
         "u.host"
     )
-    ORIGINS = (
+    ORIGINS: ClassVar[tuple[str, str, str]] = (
         (
             "SELECT LOWER(variable_name), global_value_origin"
             " FROM information_schema.system_variables"
@@ -125,7 +130,7 @@ class MariaDBReplication(Replication):
         "COMPILE-TIME",
         "SQL",
     )
-    operator_privileges = (
+    operator_privileges: ClassVar[tuple[str, ...]] = (
         # Rows and tables of the application: copies, comparisons, restores.
         *("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP"),
         *("INDEX", "LOCK TABLES"),
@@ -282,31 +287,36 @@ class MariaDBReplication(Replication):
 class MySQLReplication(Replication):
     """MySQL 8.4 and later, with GTIDs."""
 
-    REPLICA = "REPLICA"
-    SOURCE = "SOURCE"
-    START_APPLIER = "START REPLICA SQL_THREAD"
+    REPLICA: ClassVar[str] = "REPLICA"
+    SOURCE: ClassVar[str] = "SOURCE"
+    START_APPLIER: ClassVar[str] = "START REPLICA SQL_THREAD"
     # But for relay_log_recovery, which the doctor finds.
-    RECEIVED_SURVIVES = True
-    RESCUE = (
+    RECEIVED_SURVIVES: ClassVar[bool] = True
+    RESCUE: ClassVar[str] = (
         "START REPLICA fails if its relay log cannot be read; with "
         "relay_log_recovery it was deleted"
     )
-    SEMI_SYNC = ("rpl_semi_sync_source", "rpl_semi_sync_replica")
-    APPLIERS = "replica_parallel_workers"
+    SEMI_SYNC: ClassVar[tuple[str, str]] = (
+        "rpl_semi_sync_source",
+        "rpl_semi_sync_replica",
+    )
+    APPLIERS: ClassVar[str] = "replica_parallel_workers"
     #: It includes replicated transactions.
-    POSITION = APPLIED = HISTORY = "gtid_executed"
-    WAIT = "WAIT_FOR_EXECUTED_GTID_SET"
+    POSITION: ClassVar[str] = "gtid_executed"
+    APPLIED: ClassVar[str] = "gtid_executed"
+    HISTORY: ClassVar[str] = "gtid_executed"
+    WAIT: ClassVar[str] = "WAIT_FOR_EXECUTED_GTID_SET"
     #: It sets ``read_only`` too.
-    READ_ONLY = "super_read_only"
-    FIT: ClassVar = {
+    READ_ONLY: ClassVar[str] = "super_read_only"
+    FIT: ClassVar[Mapping[str, str]] = {
         "log_replica_updates": "ON",
         "binlog_format": "ROW",
         "gtid_mode": "ON",
         "enforce_gtid_consistency": "ON",
     }
-    RECEIVED = "Retrieved_Gtid_Set"
-    USES_GTID = "Auto_Position"
-    CHANGE = (
+    RECEIVED: ClassVar[str] = "Retrieved_Gtid_Set"
+    USES_GTID: ClassVar[str] = "Auto_Position"
+    CHANGE: ClassVar[str] = (
         "CHANGE REPLICATION SOURCE TO SOURCE_HOST = %s, SOURCE_PORT = %s,"
         " SOURCE_USER = %s, SOURCE_PASSWORD = %s,"
         # The default of 10 lets it give up while the primary restarts.
@@ -315,29 +325,31 @@ class MySQLReplication(Replication):
     )
     # The tables of performance_schema may be switched off.  Only the receiver
     # has this host.
-    RECEIVER = (
+    RECEIVER: ClassVar[str] = (
         "SELECT id FROM information_schema.processlist"
         " WHERE user = 'system user' AND host = 'connecting host'"
     )
     # The list of processes has whole seconds.
-    LONGEST_WAIT = (
+    LONGEST_WAIT: ClassVar[str] = (
         "SELECT MAX(time) + 1 FROM information_schema.processlist"
         " WHERE state LIKE 'Waiting for semi-sync ACK%%'"
     )
-    HEARTBEAT = (
+    HEARTBEAT: ClassVar[str] = (
         "SELECT heartbeat_interval"
         " FROM performance_schema.replication_connection_configuration"
     )
-    NET_TIMEOUT = "replica_net_timeout"
-    ROLE_MEMBERS = "SELECT TO_USER, TO_HOST, FROM_USER FROM mysql.role_edges"
-    ACCOUNTS = (
+    NET_TIMEOUT: ClassVar[str] = "replica_net_timeout"
+    ROLE_MEMBERS: ClassVar[str] = (
+        "SELECT TO_USER, TO_HOST, FROM_USER FROM mysql.role_edges"
+    )
+    ACCOUNTS: ClassVar[str] = (
         "SELECT user, host, authentication_string = '' AND account_locked = 'N' AND "
         "plugin IN ('mysql_native_password', 'caching_sha2_password', "
         "'sha256_password'), account_locked = 'Y', IF(plugin = "
         "'mysql_native_password', CONCAT(plugin, ':', SHA2(authentication_string, "
         "256)), NULL) FROM mysql.user"
     )
-    ORIGINS = (
+    ORIGINS: ClassVar[tuple[str, str, str]] = (
         (
             "SELECT LOWER(variable_name), variable_source"
             " FROM performance_schema.variables_info"
@@ -345,7 +357,7 @@ class MySQLReplication(Replication):
         "COMPILED",
         "DYNAMIC",
     )
-    operator_privileges = (
+    operator_privileges: ClassVar[tuple[str, ...]] = (
         # Rows and tables of the application: copies, comparisons, restores.
         *("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "DROP"),
         *("INDEX", "REFERENCES", "LOCK TABLES"),

@@ -31,7 +31,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, UTC
-from typing import Any
+from typing import Any, ClassVar
 
 from sqla_shard.exc import BackupDamagedError, FleetSetupError, Problem
 from sqla_shard.exc.base import bullets
@@ -61,7 +61,7 @@ class Restore(FleetOperation):
     """Restore a virtual shard into a database of a new name."""
 
     kind = "restore"
-    STEPS = (
+    STEPS: ClassVar[tuple[Step, ...]] = (
         Step("create", "create the database {database}"),
         Step("load", "load and verify the backup{and_replayed}"),
     )

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from sqla_shard.exc import FleetServerError, OperationRefusedError, Problem
 from sqla_shard.exc.base import shortened_list
@@ -66,7 +66,7 @@ class Split(FleetOperation):
     """
 
     kind = "split"
-    STEPS = (
+    STEPS: ClassVar[tuple[Step, ...]] = (
         Step("attach", "let {target} replicate from {source}, if it is empty"),
         Step("compare", "compare the tables and rows of {target} and {source}"),
         Step(
@@ -197,7 +197,7 @@ class Split(FleetOperation):
         if "source" in reached:
             # One that is lost since is a problem already.
             with suppress(FleetServerError):
-                self.warnings += long_work(reached["source"])
+                self.warnings.extend(long_work(reached["source"]))
         return problems
 
     def _compare_servers(self, reached: Mapping[str, Replication]) -> list[Problem]:
@@ -214,9 +214,9 @@ class Split(FleetOperation):
             if target.status() is None:
                 # Accounts may be in the binary log of the source: the step
                 # "compare" refuses those that are still missing then.
-                self.warnings += [
+                self.warnings.extend(
                     f"{one}; unless it gets this by replication" for one in lacking
-                ]
+                )
             else:
                 found += lacking
             found += bypass_problems(self.fleet.accounts, target)

@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 from sqla_shard.exc import BackupDamagedError, BackupNotFoundError, Problem
 from sqla_shard.fleet.dumps import TableContent
-from sqla_shard.fleet.files import File, files_at
+from sqla_shard.fleet.files import File, Files, files_at
 from sqla_shard.util.json_values import JsonObject, parsed_json
 
 MANIFEST = "manifest.json"
@@ -153,7 +153,7 @@ class Storage:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.files = files_at(folder)
+        self.files: Files = files_at(folder)
 
     def __str__(self) -> str:
         return str(self.files)

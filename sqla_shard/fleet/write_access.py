@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 from sqla_shard.exc import (
     FleetServerError,
@@ -57,7 +57,7 @@ class Reopen(RoleChange):
     """
 
     kind = "reopen"
-    STEPS = (
+    STEPS: ClassVar[tuple[Step, ...]] = (
         Step("open", "let applications write to {old}"),
         Step("verify", "check that its standby replicates"),
     )
@@ -209,7 +209,7 @@ class CloseStandby(RoleChange):
     """
 
     kind = "close-standby"
-    STEPS = (Step("close", "make {new} read-only"),)
+    STEPS: ClassVar[tuple[Step, ...]] = (Step("close", "make {new} read-only"),)
 
     @classmethod
     def planned(cls, fleet: Fleet, server: str) -> FleetPlan:
@@ -276,7 +276,7 @@ class Retire(FleetOperation):
     """
 
     kind = "retire"
-    STEPS = (
+    STEPS: ClassVar[tuple[Step, ...]] = (
         Step("close", "make {target} read-only"),
         Step("detach", "stop replication on {target}, and forget its primary"),
     )
@@ -449,7 +449,9 @@ class CloseFormer(FleetOperation):
     """
 
     kind = "close-former"
-    STEPS = (Step("close", "make {old} read-only, and end its sessions"),)
+    STEPS: ClassVar[tuple[Step, ...]] = (
+        Step("close", "make {old} read-only, and end its sessions"),
+    )
 
     @classmethod
     def planned(cls, fleet: Fleet, address: str) -> FleetPlan:

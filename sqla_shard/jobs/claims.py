@@ -25,6 +25,7 @@ from sqlalchemy import (
     bindparam,
     Boolean,
     case,
+    ColumnElement,
     delete,
     select,
     update,
@@ -407,7 +408,7 @@ def readable(row: Any, *columns: str) -> dict[str, Any]:
     return found
 
 
-held = and_(
+held: ColumnElement[bool] = and_(
     _job.token == bindparam("the_token"),
     _job.state == RUNNING,
     _job.due_at > ServerTime(),

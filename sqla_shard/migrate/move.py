@@ -64,7 +64,13 @@ from sqla_shard.migrate.declaration import (
 )
 from sqla_shard.migrate.future import Future
 from sqla_shard.migrate.marks import Key, Marks
-from sqla_shard.migrate.stages import DatabaseFence, Progress, Side, stage_store
+from sqla_shard.migrate.stages import (
+    DatabaseFence,
+    Progress,
+    Side,
+    stage_store,
+    StageStore,
+)
 from sqla_shard.migrate.tables import COPYING, Moved, MovedRows, MovedTable
 from sqla_shard.session import ShardSession
 from sqla_shard.session.flush import place_of
@@ -504,7 +510,7 @@ class Move:
         self.metadata = metadata
         self.engine = engine
         self.cluster = cluster
-        self.store = stage_store(stage)
+        self.store: StageStore = stage_store(stage)
         #: The tables by name, parents first.
         self.tables: dict[str, MovedRows] = _tables(declaration, metadata, classes)
         self._classes = classes.keys()

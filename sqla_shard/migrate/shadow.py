@@ -455,7 +455,7 @@ class PlannedTransaction:
         self.begun_at: float = thread_time()
         self.thread: int = threading.get_ident()
         self.pending: Any = None
-        self.line = _NOWHERE
+        self.line: tuple[str, int, str] = _NOWHERE
         self.started: float = 0.0
         self.seconds: float = 0.0
 
@@ -688,10 +688,10 @@ class ShadowCounts:
         self._omitted = 0
         #: Transactions that have begun, and those that were planned and have
         #: ended; the seconds of the processor that these took, and planning.
-        self.seen = 0
-        self.ended = 0
-        self.busy = 0.0
-        self.planning = 0.0
+        self.seen: int = 0
+        self.ended: int = 0
+        self.busy: float = 0.0
+        self.planning: float = 0.0
 
     def statement(
         self,

@@ -46,7 +46,7 @@ from sqla_shard.engine import Places
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import ConversionError, DeclarationError
 from sqla_shard.exc.base import message
-from sqla_shard.ids import DEFAULT_LAYOUT
+from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
 from sqla_shard.migrate.copies import look_twice, one_read, Row, snapshot
 from sqla_shard.migrate.declaration import Owned, Owner
 from sqla_shard.migrate.exact_types import exact_table, is_vector, JSONText, written
@@ -482,8 +482,8 @@ class MovedRows:
         self.table = table
         self.cls = cls
         self.mapper: Any = inspect(cls)
-        self.spec = spec_of(self.mapper.local_table)
-        self.layout = self.spec.layout or DEFAULT_LAYOUT
+        self.spec: Any = spec_of(self.mapper.local_table)
+        self.layout: IdLayout = self.spec.layout or DEFAULT_LAYOUT
         #: The table, with types that change no value.
         self.exact: Table = exact_table(table)
         self.marks: Marks = Marks(self.exact)

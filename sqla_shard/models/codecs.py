@@ -480,7 +480,8 @@ class EnumCodec(Codec):
         self, field: str, members: type[enum.Enum], *, nullable: bool = False
     ) -> None:
         super().__init__(field, nullable=nullable)
-        self.members = self.python_type = members
+        self.members: type[enum.Enum] = members
+        self.python_type: type = members
         self._types = {type(member.value) for member in members}
         self._by_value = {member.value: member for member in members}
 

@@ -330,7 +330,7 @@ class RecordType:
         self.cls = cls
         self.fields: dict[str, Codec] = {}
         self.required: set[str] = set()
-        self.is_frozen = False
+        self.is_frozen: bool = False
 
     def define(
         self, make: Callable[..., Codec], refuse: Callable[[str], ClassDefinitionError]

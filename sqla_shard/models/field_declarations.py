@@ -430,7 +430,7 @@ class FieldProperty(MapperProperty[Any]):
     def __init__(self, field: BlobField) -> None:
         super().__init__()
         self.field = field
-        self.doc = None
+        self.doc: str | None = None
 
     def __str__(self) -> str:
         return self.field.label

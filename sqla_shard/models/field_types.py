@@ -542,7 +542,7 @@ class ExactNumber(TypeDecorator[Any]):
     has no exact decimals: there it is a float.
     """
 
-    impl = Numeric(65, 30)
+    impl: Any = Numeric(65, 30)
     cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:

@@ -442,15 +442,16 @@ class LookupStatements:
                 ends,
                 type_coerce(ends <= ServerTime(), Boolean()).label("expired"),
             ]
-        self.rows = found = select(*shown)
+        found = select(*shown)
+        self.rows: Any = found
         wanted: Any = bindparam("the_keys", expanding=True)
-        self.read = found.where(self._table.c.key.in_(wanted))
-        self.locked = found.where(self._here).with_for_update()
+        self.read: Any = found.where(self._table.c.key.in_(wanted))
+        self.locked: Any = found.where(self._here).with_for_update()
         held = self._here, self._target == bindparam("the_id")
-        self.of_object = select(*shown[:3]).where(*held)
-        self.of_object_locked = self.of_object.with_for_update()
-        self.delete = delete(self._table).where(*held)
-        self.rewrite = (
+        self.of_object: Any = select(*shown[:3]).where(*held)
+        self.of_object_locked: Any = self.of_object.with_for_update()
+        self.delete: Any = delete(self._table).where(*held)
+        self.rewrite: Any = (
             update(self._table).where(*held).values(policy=bindparam("the_policy"))
         )
         if definition.unique:
@@ -485,9 +486,9 @@ class LookupStatements:
         )
         self.claim: InsertMissing = InsertMissing(table).values({**key, **claimed})
         self.give: InsertMissing = InsertMissing(table).values({**key, **owned})
-        self.take_over = abandoned.values(claimed)
-        self.give_abandoned = abandoned.values(owned)
-        self.give_again = (
+        self.take_over: Any = abandoned.values(claimed)
+        self.give_abandoned: Any = abandoned.values(owned)
+        self.give_again: Any = (
             update(table)
             .where(self._here, target == bindparam("the_id"))
             .values(
@@ -497,18 +498,18 @@ class LookupStatements:
                 }
             )
         )
-        self.confirm = (
+        self.confirm: Any = (
             update(table)
             .where(self._here, pending, mine)
             .values({target: bindparam("the_id"), table.c.expires_at: null()})
         )
-        self.give_up = delete(table).where(self._here, pending, mine)
-        self.forget = delete(table).where(
+        self.give_up: Any = delete(table).where(self._here, pending, mine)
+        self.forget: Any = delete(table).where(
             self._here,
             or_(pending, target == bindparam("the_id")),
             table.c.claim.is_not_distinct_from(bindparam("the_token")),
         )
-        self.discard = delete(table).where(
+        self.discard: Any = delete(table).where(
             self._here,
             pending,
             table.c.claim == bindparam("old_token"),
@@ -527,8 +528,8 @@ class LookupStatements:
         number = bindparam("the_number", type_=Integer())
         shown = table.c.key, target.label("target_id"), table.c.policy
         page = select(*shown).order_by(target).limit(number)
-        self.first = page.where(self._here)
-        self.after = page.where(self._here, target > bindparam("the_id"))
+        self.first: Any = page.where(self._here)
+        self.after: Any = page.where(self._here, target > bindparam("the_id"))
 
 
 def statements_of(cls: Any) -> LookupStatements:

@@ -72,15 +72,16 @@ class MappingStatements:
         cls, source, target = self.entity, self.source, self.target
         here = source == bindparam("source")
         keys = target, cls.sequence
-        self.count = select(func.count()).select_from(cls).where(here)
+        self.count: Any = select(func.count()).select_from(cls).where(here)
         counts = self.definition.counts
         if counts is not None:
             self.counts = CountStatements(counts, self.count)
-        self.position = select(cls.sequence).where(here, target == bindparam("row"))
-        self.present = select(*keys).where(
+        row: Any = bindparam("row")
+        self.position: Any = select(cls.sequence).where(here, target == row)
+        self.present: Any = select(*keys).where(
             here, target.in_(bindparam("ids", expanding=True))
         )
-        self.present_locked = self.present.with_for_update()
+        self.present_locked: Any = self.present.with_for_update()
         self.first_page: dict[bool, Any] = {
             newest: self._page(newest).where(here) for newest in (True, False)
         }
@@ -101,12 +102,14 @@ class MappingStatements:
         self.later_spread: dict[bool, Any] = {
             newest: page.where(until) for newest, page in later.items()
         }
+        self.first_bounded: dict[bool, Any]
+        self.later_bounded: dict[bool, Any]
         self.first_bounded, self.later_bounded = (
             {newest: page.where(until) for newest, page in pages.items()}
             for pages in (self.first_page, self.later_page)
         )
-        self.top = select(func.max(cls.sequence)).where(here)
-        self.ids = {
+        self.top: Any = select(func.max(cls.sequence)).where(here)
+        self.ids: Any = {
             descending: select(target)
             .where(
                 here,
@@ -116,7 +119,7 @@ class MappingStatements:
             .limit(bindparam("number", type_=Integer()))
             for descending in (True, False)
         }
-        self.window = (
+        self.window: Any = (
             select(*keys)
             .where(
                 here,
@@ -128,7 +131,7 @@ class MappingStatements:
             .limit(bindparam("number", type_=Integer()))
             .with_for_update()
         )
-        self.whole = (
+        self.whole: Any = (
             select(*keys).where(here).order_by(cls.sequence, target).with_for_update()
         )
 
@@ -158,7 +161,8 @@ class MappingStatements:
         ahead = self._neighbour("after", below=False)
         self.lock_before: Any = self._locking(row=moved, before=before, **behind)
         self.lock_after: Any = self._locking(row=moved, after=after, **ahead)
-        self.lock_both = self._locking(row=moved, before=before, after=after, **behind)
+        both = {"before": before, "after": after}
+        self.lock_both: Any = self._locking(row=moved, **both, **behind)
 
     # -- parts
 
@@ -625,14 +629,15 @@ class CountStatements:
 
     def __init__(self, table: Any, rows: Any) -> None:
         self.table = table
-        self.source = source = table.columns[0]
+        source = table.columns[0]
+        self.source: Any = source
         here = (
             source == bindparam("source", type_=source.type),
             table.c.slot == bindparam("the_slot", type_=Integer()),
         )
-        self.read = select(table.c.number).where(*here)
-        self.total = select(func.sum(table.c.number)).where(here[0])
-        self.read_locked = self.read.with_for_update()
+        self.read: Any = select(table.c.number).where(*here)
+        self.total: Any = select(func.sum(table.c.number)).where(here[0])
+        self.read_locked: Any = self.read.with_for_update()
         self.add: InsertAdding = InsertAdding(table).values(
             {
                 source: bindparam("source", type_=source.type),
@@ -642,7 +647,7 @@ class CountStatements:
         )
         #: The transaction may have an older snapshot, so read locked rows.
         self.rows: Any = rows.with_for_update(read=True)
-        self.set = (
+        self.set: Any = (
             update(table)
             .where(*here)
             .values(number=bindparam("the_number", type_=BigInteger()))

@@ -726,7 +726,7 @@ class ReferenceCopies:
     def __init__(self, table: Any, places: Places) -> None:
         spec = spec_of(table)
         self.name: str = str(spec.reference)
-        self.keyspace = places.keyspace(spec.keyspace, "objects")
+        self.keyspace: Any = places.keyspace(spec.keyspace, "objects")
         if self.keyspace.kind != "objects":
             raise UnknownKeyspaceError(
                 f"{self.name} is in keyspace {self.keyspace.name!r} of kind "
@@ -739,6 +739,8 @@ class ReferenceCopies:
                     if keyspace.kind == "objects"
                 ),
             )
+        self.source: Place
+        self.others: list[Place]
         self.source, *self.others = places.all_places(self.keyspace)
         self._table = table
         columns = tuple(table.c)

@@ -81,7 +81,7 @@ class PieceStatements:
         definition = statements.definition
         source = statements.table.c[definition.source.column]
         target = statements.table.c[definition.target.column]
-        self.copied = (
+        self.copied: Any = (
             select(*columns)
             .where(
                 source == bindparam("source"),
@@ -89,7 +89,7 @@ class PieceStatements:
             )
             .with_for_update()
         )
-        self.insert = insert(statements.table)
+        self.insert: Any = insert(statements.table)
 
 
 class Piece(List):

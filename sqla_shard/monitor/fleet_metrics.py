@@ -514,10 +514,10 @@ try:
     )
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
-except ImportError as error:
+except ImportError as _error:
     raise MissingExtraError(
-        package="prometheus_client", extra="prometheus", reason=str(error)
-    ) from error
+        package="prometheus_client", extra="prometheus", reason=str(_error)
+    ) from _error
 
 # -- The HTTP server of `sqla-shard exporter`.
 

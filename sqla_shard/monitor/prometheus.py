@@ -27,10 +27,10 @@ try:
     import prometheus_client
     from prometheus_client import CollectorRegistry, multiprocess
     from prometheus_client.registry import Collector
-except ImportError as error:
+except ImportError as _error:
     raise MissingExtraError(
-        package="prometheus_client", extra="prometheus", reason=str(error)
-    ) from error
+        package="prometheus_client", extra="prometheus", reason=str(_error)
+    ) from _error
 
 from sqla_shard.cluster.cluster import Cluster
 from sqla_shard.monitor.metrics import (

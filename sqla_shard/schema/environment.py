@@ -26,6 +26,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, MetaData
 
 from sqla_shard.cluster.cluster import Cluster
+from sqla_shard.engine import Places
 from sqla_shard.exc import (
     MigrationFailedError,
     SchemaError,
@@ -278,7 +279,7 @@ class Environment:
         self._closes = cluster is None and "cluster" not in given
         read = given.get("published") or self._reader()
         self._newest: dict[tuple[str, ...], bool] = {}
-        self.places = self._cluster.places
+        self.places: Places = self._cluster.places
         self.keyspace: Keyspace = self._keyspace()
         self.topology_changes: TopologyChanges = TopologyChanges(
             self.places.topology, self.keyspace.name, read

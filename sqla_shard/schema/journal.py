@@ -151,8 +151,8 @@ class Journal:
         self._database = ""
         self.entries: list[LedgerEntry] = []
         self.apart: list[str | None] = []
-        self.count = 0
-        self.has_session_state = False
+        self.count: int = 0
+        self.has_session_state: bool = False
         self._reset()
         self._new = insert(LEDGER).compile(
             dialect=connection.dialect, column_keys=list(_NEW)
@@ -168,7 +168,7 @@ class Journal:
         self._in_flight = self._has_read = self._is_many = False
         self._refused: Exception | None = None
         self.sent: list[str] = []
-        self.is_repeatable = True
+        self.is_repeatable: bool = True
         self._skipped: list[LedgerEntry] = []
         self._names: set[str] | None = None
         self._rolls_back: bool | None = None

@@ -99,9 +99,9 @@ class Workers:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         #: Whether no further shard is started.
-        self.is_stopped = False
+        self.is_stopped: bool = False
         #: Whether a signal is the reason for this.
-        self.is_interrupted = False
+        self.is_interrupted: bool = False
 
     def start(self) -> None:
         """Fork the processes."""

@@ -440,7 +440,7 @@ class DatabaseServer(SQLServer, LocalServer):
         super().__init__(
             name, parent=parent, start_timeout=start_timeout, stop_timeout=stop_timeout
         )
-        self.password = random_password() if password is None else password
+        self.password: str = random_password() if password is None else password
         self.prefixes: tuple[str, ...] = check_prefixes(prefixes)
         self.fast = fast
         self.server_id = server_id

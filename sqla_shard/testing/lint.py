@@ -113,7 +113,7 @@ class Evidence:
 
     def __init__(self, first: StatementReport) -> None:
         self.first = first
-        self.count = 0
+        self.count: int = 0
         self.shards: set[int] = set()
         self.before: tuple[str, int] | None = None
 

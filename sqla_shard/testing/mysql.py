@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from sqla_shard import exc
 from sqla_shard.testing import database_server
@@ -44,7 +44,7 @@ class MySQLServer(DatabaseServer):
     Its arguments are those of :class:`~.database_server.DatabaseServer`.
     """
 
-    kind = "mysql"
+    kind: ClassVar[Literal["mariadb", "mysql"]] = "mysql"
 
     def replicate_from(
         self, primary: DatabaseServer, *, user: str, password: str, demote: bool = False
@@ -171,7 +171,7 @@ class MariaDBServer(DatabaseServer):
     :raises ValueError: if an argument is not valid.
     """
 
-    kind = "mariadb"
+    kind: ClassVar[Literal["mariadb", "mysql"]] = "mariadb"
 
     def __init__(
         self,

@@ -135,7 +135,7 @@ class Proxy:
             raise ValueError(f"port={port!r} must be from 1 to 65535")
         self.server_host = host
         self.server_port = port
-        self.port = 0
+        self.port: int = 0
         """Port for clients; 0 while the proxy does not run."""
         self._delay = _checked(delay)
         self._tls = tls

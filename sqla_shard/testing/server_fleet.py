@@ -321,10 +321,10 @@ class ExternalServer(SQLServer):
                 f"{name} must have the form mysql://user:password@host:port"
             )
         self.name = name
-        self.host = parts.hostname
-        self.port = parts.port or 3306
-        self.user = unquote(parts.username)
-        self.password = unquote(parts.password or "")
+        self.host: str = parts.hostname
+        self.port: int = parts.port or 3306
+        self.user: str = unquote(parts.username)
+        self.password: str = unquote(parts.password or "")
         self.url: str = url.strip().replace(parts.scheme, "mysql", 1)
 
     def __repr__(self) -> str:
@@ -676,10 +676,10 @@ def _delete_rows(cursor: Any, schemas: Sequence[str]) -> int:
 class MariaDBFleet(ServerFleet[MariaDBServer]):
     """Servers of MariaDB; the arguments are those of :class:`ServerFleet`."""
 
-    server_class = MariaDBServer
+    server_class: ClassVar[type[MariaDBServer]] = MariaDBServer
 
 
 class MySQLFleet(ServerFleet[MySQLServer]):
     """Servers of MySQL; the arguments are those of :class:`ServerFleet`."""
 
-    server_class = MySQLServer
+    server_class: ClassVar[type[MySQLServer]] = MySQLServer

@@ -57,7 +57,7 @@ class Vector(UserDefinedType[tuple[float, ...]]):
     """
 
     cache_ok: bool | None = True
-    comparator_factory = _Comparator
+    comparator_factory: Any = _Comparator
 
     def __init__(self, dimensions: int) -> None:
         if type(dimensions) is not int or dimensions < 1:

@@ -606,7 +606,7 @@ class _LookupCheck(Check):
         self._definition = definition = link(cls)
         self._targets = Objects(definition.target, definition.field)
         self._repairs = KeyRepair(cls, self._targets, keep)
-        self.kinds = {kind.name: kind for kind in self._kinds()}
+        self.kinds: dict[str, FindingKind] = {kind.name: kind for kind in self._kinds()}
 
     def _kinds(self) -> Iterable[FindingKind]:
         raise NotImplementedError

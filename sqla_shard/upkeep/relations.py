@@ -83,7 +83,7 @@ class MappingCheck(Check):
         ]
         #: The class with the other side of each pair.
         self._other = definition.inverse_class or definition.inverse_of
-        self.kinds = {kind.name: kind for kind in self._kinds()}
+        self.kinds: dict[str, FindingKind] = {kind.name: kind for kind in self._kinds()}
 
     def _kinds(self) -> Iterator[FindingKind]:
         if self._definition.inverse_of is None:
@@ -268,7 +268,7 @@ class CountCheck(Check):
         super().__init__(cls)
         self._statements = statements_of(cls)
         table = link(cls).counts
-        self.subject = table.name
+        self.subject: str = table.name
         self._spec = spec_of(table)
         self._key = tuple(table.primary_key.columns)
         # Read the rows and their number in one statement: a change commits
@@ -278,7 +278,7 @@ class CountCheck(Check):
             table.c.number,
             self._statements.rows_beside(table).label("the_rows"),
         ).where(table.c.slot < MOST_PIECES)
-        self.kinds = {MISCOUNTED.name: MISCOUNTED}
+        self.kinds: dict[str, FindingKind] = {MISCOUNTED.name: MISCOUNTED}
 
     def keyspace(self, places: Places) -> Keyspace:
         """Return the keyspace of the sources."""

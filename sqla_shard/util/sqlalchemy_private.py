@@ -114,9 +114,9 @@ def _clauses(name: str) -> Callable[[Any], tuple[Any, ...]]:
 
 
 #: The elements of GROUP BY (1.4).
-group_by_clauses = _clauses("_group_by_clauses")
+group_by_clauses: Callable[[Any], tuple[Any, ...]] = _clauses("_group_by_clauses")
 #: The elements of ORDER BY (1.3).
-order_by_clauses = _clauses("_order_by_clauses")
+order_by_clauses: Callable[[Any], tuple[Any, ...]] = _clauses("_order_by_clauses")
 #: The conditions of HAVING (1.4).
 having_criteria: Callable[[Any], tuple[Any, ...]] = attrgetter("_having_criteria")
 #: The LIMIT of a SELECT or None (1.3).

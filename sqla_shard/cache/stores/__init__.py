@@ -248,7 +248,7 @@ class Breaker:
         name: str,
         retry: float,
     ) -> None:
-        self.failures = 0
+        self.failures: int = 0
         self._log = log
         self._kind = kind
         self._name = name

@@ -77,9 +77,9 @@ try:
     )
     from dogpile.cache.backends.memory import MemoryBackend
     from dogpile.cache.region import value_version
-except ImportError as error:
+except ImportError as _error:
     raise exc.MissingExtraError(
-        package="dogpile.cache", extra="cache", reason=str(error)
+        package="dogpile.cache", extra="cache", reason=str(_error)
     ) from None
 
 
@@ -237,7 +237,7 @@ class MemcachedBackend(BytesBackend):
     :raises sqla_shard.exc.OptionError: if an argument is not valid.
     """
 
-    arguments = (
+    arguments: tuple[str, ...] = (
         "servers",
         *_STORE_ARGUMENTS,
         "memcached_expire_time",
@@ -246,8 +246,8 @@ class MemcachedBackend(BytesBackend):
     )
     """The names of all arguments."""
 
-    serializer = staticmethod(_dumps)
-    deserializer = staticmethod(_loads)
+    serializer: Any = staticmethod(_dumps)
+    deserializer: Any = staticmethod(_loads)
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         servers = arguments.get("servers", ())

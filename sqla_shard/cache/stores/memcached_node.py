@@ -29,9 +29,9 @@ try:
     from pymemcache.client.rendezvous import RendezvousHash
     from pymemcache.exceptions import MemcacheError
     from pymemcache.pool import ObjectPool
-except ImportError as error:
+except ImportError as _error:
     raise exc.MissingExtraError(
-        package="pymemcache", extra="cache", reason=str(error)
+        package="pymemcache", extra="cache", reason=str(_error)
     ) from None
 
 T = TypeVar("T")
@@ -238,7 +238,11 @@ class NodeItem(NamedTuple):
     cas: bytes = b""
 
 
-class MemcachedClient(Client):  # type: ignore[misc]  # it has no annotations
+#: It has no annotations.
+_Client: Any = Client
+
+
+class MemcachedClient(_Client):  # type: ignore[misc]  # of any type
     """One connection."""
 
     sock: Any

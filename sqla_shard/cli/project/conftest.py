@@ -1,7 +1,9 @@
 """A cluster with empty tables for each test."""
 
 import os
+from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 from sqla_shard import Cluster
@@ -36,7 +38,7 @@ def mysql_tables(mysql_fleet):
     yield from create_tables(mysql_fleet)
 
 
-def create_tables(fleet):
+def create_tables(fleet: Any) -> Iterator[Any]:
     """Create the tables on servers; yield a cluster, and what empties them."""
     # Processes of pytest-xdist share the servers of SQLA_SHARD_TEST_SERVERS.
     database = "db_" + os.environ.get("PYTEST_XDIST_WORKER", "test") + "{shard:05d}"

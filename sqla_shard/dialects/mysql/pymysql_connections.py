@@ -370,8 +370,8 @@ class Received:
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self.data = b""
-        self.position = 0
+        self.data: bytes = b""
+        self.position: int = 0
         self.timeout: float | None = None
 
     def read(self, count: int) -> bytes:

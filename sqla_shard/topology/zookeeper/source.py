@@ -42,16 +42,16 @@ try:
     from kazoo.handlers.threading import KazooTimeoutError
     from kazoo.protocol.states import KeeperState
     from kazoo.security import make_acl, READ_ACL_UNSAFE
-except ImportError as error:
+except ImportError as _error:
     raise MissingExtraError(
-        package="kazoo", extra="zookeeper", reason=str(error)
-    ) from error
+        package="kazoo", extra="zookeeper", reason=str(_error)
+    ) from _error
 
 #: The node with the topology in use, below the path of the connection.
 TOPOLOGY_NODE = "/topology"
 
 #: Anyone can read a node, and only these credentials can change it.
-OWN_ACL = [make_acl("auth", "", all=True), *READ_ACL_UNSAFE]
+OWN_ACL: list[Any] = [make_acl("auth", "", all=True), *READ_ACL_UNSAFE]
 
 #: Session timeouts after which a client without a connection is replaced.
 #: Its session has expired, and a server that has lost its data would reject
