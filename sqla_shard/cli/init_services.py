@@ -1,4 +1,4 @@
-"""What runs the project of ``sqla-shard init``: docker compose, systemd."""
+"""Files that run the project of ``sqla-shard init``: docker compose, systemd."""
 
 from __future__ import annotations
 

@@ -43,16 +43,19 @@ from sqla_shard.engine import (
     EngineStats,
     no_answer,
     Places,
+    StatementReports,
 )
 from sqla_shard.engine.registry import LOOK
 from sqla_shard.exc import NoEventLoopError
-from sqla_shard.session import ShardSession
-from sqla_shard.session.paging import Page
+from sqla_shard.session import PlacementPolicy, ShardSession
+from sqla_shard.session.paging import Page, Seal
+from sqla_shard.session.placement import IdService
 from sqla_shard.session.session import SessionContext
 from sqla_shard.topology import Topology
 
 if TYPE_CHECKING:
     from sqla_shard import Cluster
+    from sqla_shard.cache import Cache
 
 
 T = TypeVar("T")
@@ -206,16 +209,16 @@ class Loops:
         return self._cluster
 
     # What a session asks of either kind of cluster.
-    placement: Any = _of_cluster("placement")
-    id_clock: Any = _of_cluster("id_clock")
-    id_service: Any = _of_cluster("id_service")
-    scatters: Any = _of_cluster("scatters")
-    cache: Any = _of_cluster("cache")
-    seal: Any = _of_cluster("seal")
-    watch: Any = _of_cluster("watch")
-    job_context: Any = _of_cluster("job_context")
-    listens: Any = _of_cluster("listens")
-    notify: Any = _of_cluster("notify")
+    placement: PlacementPolicy = _of_cluster("placement")
+    id_clock: Callable[[], int] = _of_cluster("id_clock")
+    id_service: IdService | None = _of_cluster("id_service")
+    scatters: bool = _of_cluster("scatters")
+    cache: Cache | None = _of_cluster("cache")
+    seal: Seal = _of_cluster("seal")
+    watch: StatementReports | None = _of_cluster("watch")
+    job_context: Callable[[str], dict[str, str]] = _of_cluster("job_context")
+    listens: Callable[[str], bool] = _of_cluster("listens")
+    notify: Callable[..., None] = _of_cluster("notify")
 
     @property
     def places(self) -> Places:

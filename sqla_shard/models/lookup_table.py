@@ -19,15 +19,18 @@ from sqlalchemy import (
     BigInteger,
     bindparam,
     Boolean,
+    Delete,
     delete,
     inspect,
     Integer,
     LargeBinary,
     null,
     or_,
+    Select,
     select,
     String,
     type_coerce,
+    Update,
     update,
 )
 from sqlalchemy.dialects import mysql
@@ -443,15 +446,15 @@ class LookupStatements:
                 type_coerce(ends <= ServerTime(), Boolean()).label("expired"),
             ]
         found = select(*shown)
-        self.rows: Any = found
+        self.rows: Select[Any] = found
         wanted: Any = bindparam("the_keys", expanding=True)
-        self.read: Any = found.where(self._table.c.key.in_(wanted))
-        self.locked: Any = found.where(self._here).with_for_update()
+        self.read: Select[Any] = found.where(self._table.c.key.in_(wanted))
+        self.locked: Select[Any] = found.where(self._here).with_for_update()
         held = self._here, self._target == bindparam("the_id")
-        self.of_object: Any = select(*shown[:3]).where(*held)
-        self.of_object_locked: Any = self.of_object.with_for_update()
-        self.delete: Any = delete(self._table).where(*held)
-        self.rewrite: Any = (
+        self.of_object: Select[Any] = select(*shown[:3]).where(*held)
+        self.of_object_locked: Select[Any] = self.of_object.with_for_update()
+        self.delete: Delete = delete(self._table).where(*held)
+        self.rewrite: Update = (
             update(self._table).where(*held).values(policy=bindparam("the_policy"))
         )
         if definition.unique:
@@ -486,9 +489,9 @@ class LookupStatements:
         )
         self.claim: InsertMissing = InsertMissing(table).values({**key, **claimed})
         self.give: InsertMissing = InsertMissing(table).values({**key, **owned})
-        self.take_over: Any = abandoned.values(claimed)
-        self.give_abandoned: Any = abandoned.values(owned)
-        self.give_again: Any = (
+        self.take_over: Update = abandoned.values(claimed)
+        self.give_abandoned: Update = abandoned.values(owned)
+        self.give_again: Update = (
             update(table)
             .where(self._here, target == bindparam("the_id"))
             .values(
@@ -498,18 +501,18 @@ class LookupStatements:
                 }
             )
         )
-        self.confirm: Any = (
+        self.confirm: Update = (
             update(table)
             .where(self._here, pending, mine)
             .values({target: bindparam("the_id"), table.c.expires_at: null()})
         )
-        self.give_up: Any = delete(table).where(self._here, pending, mine)
-        self.forget: Any = delete(table).where(
+        self.give_up: Delete = delete(table).where(self._here, pending, mine)
+        self.forget: Delete = delete(table).where(
             self._here,
             or_(pending, target == bindparam("the_id")),
             table.c.claim.is_not_distinct_from(bindparam("the_token")),
         )
-        self.discard: Any = delete(table).where(
+        self.discard: Delete = delete(table).where(
             self._here,
             pending,
             table.c.claim == bindparam("old_token"),
@@ -528,8 +531,8 @@ class LookupStatements:
         number = bindparam("the_number", type_=Integer())
         shown = table.c.key, target.label("target_id"), table.c.policy
         page = select(*shown).order_by(target).limit(number)
-        self.first: Any = page.where(self._here)
-        self.after: Any = page.where(self._here, target > bindparam("the_id"))
+        self.first: Select[Any] = page.where(self._here)
+        self.after: Select[Any] = page.where(self._here, target > bindparam("the_id"))
 
 
 def statements_of(cls: Any) -> LookupStatements:

@@ -25,7 +25,9 @@ from sqlalchemy import (
     inspect,
     Integer,
     or_,
+    Select,
     select,
+    Update,
     update,
 )
 from sqlalchemy.sql.elements import ColumnElement
@@ -72,16 +74,16 @@ class MappingStatements:
         cls, source, target = self.entity, self.source, self.target
         here = source == bindparam("source")
         keys = target, cls.sequence
-        self.count: Any = select(func.count()).select_from(cls).where(here)
+        self.count: Select[Any] = select(func.count()).select_from(cls).where(here)
         counts = self.definition.counts
         if counts is not None:
             self.counts = CountStatements(counts, self.count)
         row: Any = bindparam("row")
-        self.position: Any = select(cls.sequence).where(here, target == row)
-        self.present: Any = select(*keys).where(
+        self.position: Select[Any] = select(cls.sequence).where(here, target == row)
+        self.present: Select[Any] = select(*keys).where(
             here, target.in_(bindparam("ids", expanding=True))
         )
-        self.present_locked: Any = self.present.with_for_update()
+        self.present_locked: Select[Any] = self.present.with_for_update()
         self.first_page: dict[bool, Any] = {
             newest: self._page(newest).where(here) for newest in (True, False)
         }
@@ -108,8 +110,8 @@ class MappingStatements:
             {newest: page.where(until) for newest, page in pages.items()}
             for pages in (self.first_page, self.later_page)
         )
-        self.top: Any = select(func.max(cls.sequence)).where(here)
-        self.ids: Any = {
+        self.top: Select[Any] = select(func.max(cls.sequence)).where(here)
+        self.ids: dict[bool, Select[Any]] = {
             descending: select(target)
             .where(
                 here,
@@ -119,7 +121,7 @@ class MappingStatements:
             .limit(bindparam("number", type_=Integer()))
             for descending in (True, False)
         }
-        self.window: Any = (
+        self.window: Select[Any] = (
             select(*keys)
             .where(
                 here,
@@ -131,7 +133,7 @@ class MappingStatements:
             .limit(bindparam("number", type_=Integer()))
             .with_for_update()
         )
-        self.whole: Any = (
+        self.whole: Select[Any] = (
             select(*keys).where(here).order_by(cls.sequence, target).with_for_update()
         )
 
@@ -635,9 +637,9 @@ class CountStatements:
             source == bindparam("source", type_=source.type),
             table.c.slot == bindparam("the_slot", type_=Integer()),
         )
-        self.read: Any = select(table.c.number).where(*here)
-        self.total: Any = select(func.sum(table.c.number)).where(here[0])
-        self.read_locked: Any = self.read.with_for_update()
+        self.read: Select[Any] = select(table.c.number).where(*here)
+        self.total: Select[Any] = select(func.sum(table.c.number)).where(here[0])
+        self.read_locked: Select[Any] = self.read.with_for_update()
         self.add: InsertAdding = InsertAdding(table).values(
             {
                 source: bindparam("source", type_=source.type),
@@ -647,7 +649,7 @@ class CountStatements:
         )
         #: The transaction may have an older snapshot, so read locked rows.
         self.rows: Any = rows.with_for_update(read=True)
-        self.set: Any = (
+        self.set: Update = (
             update(table)
             .where(*here)
             .values(number=bindparam("the_number", type_=BigInteger()))

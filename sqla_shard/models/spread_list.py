@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import bindparam, insert, Integer, select
+from sqlalchemy import bindparam, Insert, insert, Integer, Select, select
 
 from sqla_shard.dialects.sql import InsertMissing
 from sqla_shard.engine.rendering import Place
@@ -81,7 +81,7 @@ class PieceStatements:
         definition = statements.definition
         source = statements.table.c[definition.source.column]
         target = statements.table.c[definition.target.column]
-        self.copied: Any = (
+        self.copied: Select[Any] = (
             select(*columns)
             .where(
                 source == bindparam("source"),
@@ -89,7 +89,7 @@ class PieceStatements:
             )
             .with_for_update()
         )
-        self.insert: Any = insert(statements.table)
+        self.insert: Insert = insert(statements.table)
 
 
 class Piece(List):
