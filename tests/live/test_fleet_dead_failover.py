@@ -239,6 +239,25 @@ def test_a_transaction_that_was_received_in_part_is_not_waited_for(
         assert standby.root_execute("SELECT COUNT(*) FROM db00000.filler") == [(0,)]
 
 
+@pytest.mark.only_on("mysql")
+def test_the_applier_of_another_channel_is_not_killed(server_kind, tmp_path):
+    with started(tmp_path, server_kind) as pairs:
+        fleet = pairs.fleet()
+        primary, standby = roles(pairs)
+        standby.root_execute("STOP REPLICA")
+        standby.root_execute(
+            "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1',"
+            " SOURCE_PORT = 1, SOURCE_USER = 'nobody' FOR CHANNEL 'other'"
+        )
+        # First, so that the processlist has it first.
+        standby.root_execute("START REPLICA SQL_THREAD FOR CHANNEL 'other'")
+        standby.root_execute("START REPLICA FOR CHANNEL ''")
+        primary.kill()
+        assert wait_until(lambda: is_connecting(standby), seconds=60)
+        plan = DeadFailover.planned(fleet, "server1")
+        assert apply(fleet, plan).state == "finished"
+
+
 @pytest.mark.thorough
 def test_a_standby_that_was_restarted_by_itself_states_the_loss(
     pairs, tmp_path, seed, say
