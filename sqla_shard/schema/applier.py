@@ -143,6 +143,7 @@ class Applier:
     :param fn: returns the migration steps of a database, as alembic's
         commands define it.
     :param settings: keyword arguments for ``context.configure()``.
+    :param versions: the revisions of shards when the command began.
     :ivar sent: the statements of static revisions, by direction and revision.
     :ivar first_sent: statements of each revision on the first shard.
     :ivar has_run_code: whether the Python code of a revision has run, which
@@ -160,8 +161,10 @@ class Applier:
         places: Places,
         options: RunOptions,
         settings: dict[str, Any],
+        versions: Sequence[Version],
     ) -> None:
         self._context = context
+        self._versions = versions
         self._fn = fn
         self._places = places
         self._options = options
@@ -486,8 +489,13 @@ class Applier:
                 if not self._steps:
                     self._first = _texts(journal)
                 key = direction, revision
-                journal.begin(direction, revision, self.first_sent.get(key))
                 sent = self.sent.get(key)
+                compares = sent is None and self._options.compare and not static()
+                if compares and key not in self.first_sent:
+                    kept = self._kept(direction, revision)
+                    if kept is not None:
+                        self.first_sent[key] = kept
+                journal.begin(direction, revision, self.first_sent.get(key))
                 if sent is not None:
                     journal.repeat(sent)
                     journal.end()
@@ -498,12 +506,31 @@ class Applier:
                 repeats = self._options.replay and journal.is_repeatable
                 if repeats and static():
                     self.sent[key] = journal.sent
-                first = journal.first_sent
-                if self._options.compare and not static() and first is not None:
-                    self.first_sent.setdefault(key, first)
+                if compares:
+                    journal.is_kept = True
+                    self.first_sent.setdefault(key, journal.first_sent)
 
             step.migration_fn = journalled
         return step
+
+    def _kept(self, direction: str, revision: str) -> FirstSent | None:
+        """Return what an earlier run sent to a shard that finished a revision."""
+        # Those that were at the revisions of this shard have not.
+        others = {
+            version.heads: version.shard
+            for version in reversed(self._versions)
+            if version.internal is not None
+            and version.has_ledger
+            and version.heads != self._expected
+        }
+        for shard in others.values():
+            with self._places.engines.visit(shard.place.engine) as connection:
+                shard.place.backend.ddl.enter(connection, shard.schema)
+                text = ledger.kept_by(connection, direction, revision)
+            found = text and FirstSent.of_json(text, shard.shard_id)
+            if found:
+                return found
+        return None
 
     def _applied(self, *, step: Any, **kwargs: Any) -> None:
         journal = self._journal

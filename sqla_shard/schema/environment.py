@@ -459,14 +459,18 @@ class Environment:
             versions = self.with_lost_marked(versions)
         if command == "stamp":
             versions = without_tables(self.places, versions)
+        chosen = self.options.shards or self.options.servers
+        every = versions
+        if chosen is not None and self.options.compare:
+            every = self.versions(shards_of(self.places, self.keyspace))
         report = self.change(
             versions,
             fn,
             command=command,
             target=target,
             has_moved=self.topology_changes.has_moved,
+            every=every,
         )
-        chosen = self.options.shards or self.options.servers
         report = self.topology_changes.with_moved_shards(
             report, all_shards=chosen is None
         )
@@ -483,6 +487,7 @@ class Environment:
         always: Collection[int] = (),
         applier: Callable[..., Applier] = Applier,
         has_moved: Callable[[Collection[int]], bool] | None = None,
+        every: Sequence[Version] | None = None,
     ) -> RunReport:
         """Change the shards that are not at the target; return the report.
 
@@ -494,6 +499,8 @@ class Environment:
         :param has_moved: is called before each wave and returns whether any of
             the given shards was moved, which ends the run; by default this
             is not checked.
+        :param every: the revisions of all shards, one of which may have finished
+            a revision in an earlier run; by default ``versions``.
         """
         unwritten = self._write("", "a")
         if unwritten is not None:
@@ -508,7 +515,13 @@ class Environment:
             steps=lambda heads: fn(() if purges else heads, context),
             always=always,
             applier=partial(
-                applier, self._context, fn, self.places, self.options, self.settings
+                applier,
+                self._context,
+                fn,
+                self.places,
+                self.options,
+                self.settings,
+                versions if every is None else every,
             ),
             options=self.options,
             progress=self._given.get("progress") or progress_on(sys.stderr),

@@ -29,7 +29,8 @@ case the revision has caught it.
 
 Until a revision queries the database or asks for its shard, nothing that it sends
 can depend on the shard.  So far each shard has to get the statements of the first
-one of the run: a value of ``uuid4()`` or ``now()`` would be another one on each.
+one: a value of ``uuid4()`` or ``now()`` would be another one on each.  Digests of
+these statements are kept in the last entry of a finished revision, for a later run.
 """
 
 from __future__ import annotations
@@ -92,6 +93,15 @@ _CLOSE_TEXT = (
 #: Stands for the name of the database in what is compared on all shards.
 _DATABASE = "\0"
 
+#: The key of kept digests, where the names of tables have proofs: no table has it.
+_KEPT = ""
+
+#: Number of statements that are kept: they have to fit into a packet.
+_MOST_KEPT = 100_000
+
+#: Length of the digest of a statement in bytes.
+_DIGEST = 8
+
 
 class Interrupted(Exception):  # noqa: N818 - a requested stop is no error
     """Raised before the next statement if the run has to stop."""
@@ -106,7 +116,7 @@ class SentStatement(NamedTuple):
 
     :ivar text: the beginning of the statement and its parameters.
     :ivar digest: digest of all of both, without the name of the database.
-    :ivar result: the number of rows, and the last id.
+    :ivar result: the number of rows, and the last id; None if not known.
     """
 
     text: str
@@ -115,15 +125,37 @@ class SentStatement(NamedTuple):
 
 
 class FirstSent(NamedTuple):
-    """Statements that the code of a revision sent to the first shard of a run.
+    """Statements that the code of a revision sent to the first shard.
 
     :ivar server: kind and version of the server: another one may get other
         statements.
     :ivar statements: those before the first that may depend on the shard.
+    :ivar kept_on: the shard that an earlier run sent them to, which has kept
+        their digests only; None if it was this run.
     """
 
-    server: tuple[Any, ...]
+    server: str
     statements: list[SentStatement]
+    kept_on: int | None = None
+
+    def as_json(self) -> str:
+        """Return the digests and the results."""
+        kept = self.statements[:_MOST_KEPT]
+        pairs = [(one.digest.hex(), one.result) for one in kept]
+        return json.dumps({_KEPT: [self.server, pairs]})
+
+    @classmethod
+    def of_json(cls, text: str, shard_id: int) -> FirstSent | None:
+        """Return what a shard has kept; None if it is the proof of a statement."""
+        kept = json.loads(text).get(_KEPT)
+        if kept is None:
+            return None
+        server, pairs = kept
+        statements = [
+            SentStatement("", bytes.fromhex(digest), result and tuple(result))
+            for digest, result in pairs
+        ]
+        return cls(server, statements, shard_id)
 
 
 class Journal:
@@ -137,6 +169,8 @@ class Journal:
     :ivar is_repeatable: whether they can be sent to other shards unchanged.
     :ivar apart: what alembic has sent between the revisions; None for a
         statement with parameters.
+    :ivar is_kept: whether the ledger keeps the digests of the revision that has
+        ended, for other shards.
     :ivar has_session_state: whether a statement may have changed the
         session of the connection, such as one of its variables.
     """
@@ -174,7 +208,7 @@ class Journal:
         self._rolls_back: bool | None = None
         self._first: FirstSent | None = None
         self._comparable: list[SentStatement] = []
-        self._may_differ = self._is_resumed = False
+        self._may_differ = self.is_kept = False
 
     def enter(self, database: str) -> None:
         """Begin with a shard: read its open entries."""
@@ -195,7 +229,7 @@ class Journal:
     ) -> None:
         """Begin a revision, or resume it.
 
-        :param first: statements of the revision on the first shard of the run.
+        :param first: statements of the revision on the first shard.
         :raises InDoubtError: if another revision was interrupted here, or
             the outcome of a statement of this one is unknown.
         """
@@ -204,7 +238,6 @@ class Journal:
         if first is not None and first.server == self._server:
             self._first = first
         if self.entries:
-            self._may_differ = self._is_resumed = True
             self._resume(last_sent(self.entries))
         self._listening = True
 
@@ -272,18 +305,27 @@ class Journal:
         self._may_differ = True
 
     @property
-    def first_sent(self) -> FirstSent | None:
-        """Statements that other shards have to get; None if it was resumed."""
-        return None if self._is_resumed else FirstSent(self._server, self._comparable)
+    def first_sent(self) -> FirstSent:
+        """Statements that other shards have to get."""
+        return FirstSent(self._server, self._comparable)
 
     @property
-    def _server(self) -> tuple[Any, ...]:
+    def _server(self) -> str:
         dialect = self._connection.dialect
         version = dialect.server_version_info
-        return dialect.name, getattr(dialect, "is_mariadb", False), version
+        return f"{dialect.name} {getattr(dialect, 'is_mariadb', False)} {version}"
 
     def close(self) -> None:
         """Close the entries of a revision; the caller commits."""
+        if self.is_kept:
+            if not self._number:
+                self._insert(0, "", None)
+                self._number = 1
+            of_last = LEDGER.c.is_open.is_(True) & (LEDGER.c.number == self._number - 1)
+            kept = self.first_sent.as_json()
+            self._connection.execute(
+                update(LEDGER).where(of_last).values(tables_before=kept)
+            )
         if self._number or self.entries:
             self._connection.execute(_CLOSE, {"moment": now()})
         self.entries = []
@@ -471,9 +513,11 @@ class Journal:
         try:
             if properties.effect is Effect.READS:
                 self.differ()
-            if not self._may_differ:
-                self._compare(self._sent(statement, parameters))
+            may_differ = self._may_differ
+            # First: a revision that was changed is in doubt where it was resumed.
             number = self._next_number(statement, parameters, properties)
+            if not may_differ:
+                self._compare(self._sent(statement, parameters))
         except (Interrupted, SchemaError) as refusal:
             self._refused = refusal
             raise
@@ -535,7 +579,7 @@ class Journal:
         values = repr(_with_repr(parameters))
         whole = f"{statement}\n{values}".replace(self._database, _DATABASE)
         digest = sha256(whole.encode("utf-8", "surrogatepass")).digest()
-        return SentStatement(one_line(f"{statement} {values}"), digest)
+        return SentStatement(one_line(f"{statement} {values}"), digest[:_DIGEST])
 
     def _compare(self, sent: SentStatement) -> None:
         """Compare a statement with that of the first shard.
@@ -547,14 +591,20 @@ class Journal:
         if self._first is None or at >= len(self._first.statements):
             return
         first = self._first.statements[at]
-        if sent.digest != first.digest:
-            raise SchemaError(
-                f"{self.step} sends another statement to this shard than to the "
-                f"first one of the run: {sent.text}, in place of {first.text}. "
-                "Compute its values at the top of the module. If shards have to "
-                "differ, ask for current_shard() before, or pass -x compare=false, "
-                "--no-compare of sqla-shard"
-            )
+        if sent.digest == first.digest:
+            return
+        kept_on = self._first.kept_on
+        if kept_on is None:
+            than = f"the first one of the run: {sent.text}, in place of {first.text}"
+            remedy = "Compute its values at the top of the module"
+        else:
+            than = f"shard {kept_on} in an earlier run: {sent.text}"
+            remedy = f"Write the values of shard {kept_on} into the revision"
+        raise SchemaError(
+            f"{self.step} sends another statement to this shard than to {than}. "
+            f"{remedy}. If shards have to differ, ask for current_shard() before, or "
+            "pass -x compare=false, --no-compare of sqla-shard"
+        )
 
     def _note(self, *result: Any) -> None:
         """Note the result of the last statement, on which others may depend."""
@@ -564,7 +614,7 @@ class Journal:
         self._comparable[at] = self._comparable[at]._replace(result=result)
         if self._first is not None and (
             at >= len(self._first.statements)
-            or self._first.statements[at].result != result
+            or self._first.statements[at].result not in (None, result)
         ):
             self.differ()
 

@@ -220,6 +220,23 @@ def open_entries(connection: Connection) -> list[LedgerEntry]:
     return [LedgerEntry(**row._mapping) for row in connection.execute(_OPEN)]
 
 
+def kept_by(connection: Connection, direction: str, revision: str) -> str | None:
+    """Return what the last entry of a finished revision has kept.
+
+    :returns: None if it was undone since, or not finished.
+    """
+    last = connection.execute(
+        select(LEDGER.c.direction, LEDGER.c.state, LEDGER.c.tables_before)
+        .where(LEDGER.c.revision == revision, LEDGER.c.is_open.is_(False))
+        .order_by(LEDGER.c.id.desc())
+        .limit(1)
+    ).first()
+    if last is None or last[:2] != (direction, FINISHED):
+        return None
+    kept: str | None = last[2]
+    return kept
+
+
 def last_sent(entries: Sequence[LedgerEntry]) -> Sequence[LedgerEntry]:
     """Return the entries of the statement that was sent last.
 

@@ -208,3 +208,39 @@ def test_another_server_runs_alembic(project):
     # On the first shard, and on the first of each process of that server.
     assert runs(done) in [len(REVISIONS) * n for n in (2, 3)]
     check(project)
+
+
+@pytest.mark.parametrize("value", ["first", "second"])
+def test_a_killed_run_goes_on_with_the_values_of_the_first_shard(project, value):
+    """Also where statements are skipped, which were sent before the kill."""
+    values, flag = project.directory / "value", project.directory / "flag"
+    values.write_text("first")
+    flag.touch()
+    project.provision()
+    project.add(
+        "0001",
+        f"""
+    import os, pathlib, signal
+    notes = op.create_table("notes", sa.Column("id", sa.String(20)))
+    op.execute(notes.insert().values(id="same"))
+    is_second = op.get_bind().engine.url.database.endswith("1")
+    if is_second and os.path.exists({str(flag)!r}):
+        os.kill(os.getpid(), signal.SIGKILL)
+    value = pathlib.Path({str(values)!r}).read_text()
+    op.execute(notes.insert().values(id=value))
+    """,
+    )
+    upgrade = "-x", "continue_on_error=true", "upgrade", "head"
+    states = project.states("-x", "shards=0-1", *upgrade, status=1)
+    assert states == {0: "changed", 1: "failed"}
+    assert len(project.tables(1)) == 1
+    flag.unlink()
+    values.write_text(value)
+    status, wanted = (0, ["first"]) if value == "first" else (1, [])
+    found = project.report(*upgrade, status=status)["shards"]
+    for shard in found[1:]:
+        rows = project.query(
+            shard["shard_id"], "SELECT id FROM {db}notes WHERE id <> 'same'"
+        )
+        assert [row[0] for row in rows] == wanted
+        assert wanted or "Write the values of shard 0" in shard["error"]

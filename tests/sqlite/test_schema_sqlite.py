@@ -273,6 +273,7 @@ BODIES = {
     "parameter": "op.execute(notes.insert().values(at=datetime.datetime.now()))",
     "one of several": "op.bulk_insert(notes, "
     "[{'id': 'x'}, {'id': str(uuid.uuid4())}], multiinsert=False)",
+    "more": "if path.exists():\n    op.execute('DELETE FROM notes')\npath.touch()",
     "fewer": "if not path.exists():\n    op.execute('DELETE FROM notes')\npath.touch()",
 }
 
@@ -282,12 +283,18 @@ def test_another_statement_than_on_the_first_shard_is_refused(project, body):
     path = str(project.directory / "ran")
     imports = f"import datetime, os, pathlib, uuid\npath = pathlib.Path({path!r})\n"
     project.add("0001", f"{imports}{_NOTES}{body}", "op.drop_table('notes')")
-    report = project.report("-x", "continue_on_error=true", "upgrade", "head", status=1)
-    states = [shard["state"] for shard in report["shards"]]
-    assert states == ["changed", *["failed"] * (len(states) - 1)]
-    for shard in report["shards"][1:]:
-        assert "another statement" in shard["error"]
-        assert "-x compare=false" in shard["error"]
+    upgrade = "-x", "continue_on_error=true", "upgrade", "head"
+    for state, than in (
+        ("changed", "the first one of the run"),
+        ("nothing to do", "shard 0 in an earlier run"),
+        ("nothing to do", "shard 0 in an earlier run"),
+    ):
+        first, *others = project.report(*upgrade, status=1)["shards"]
+        assert first["state"] == state
+        for shard in others:
+            assert shard["state"] == "failed"
+            assert f"another statement to this shard than to {than}" in shard["error"]
+            assert "-x compare=false" in shard["error"]
     # As another project's, it is accepted.
     project.states("-x", "compare=false", "upgrade", "head")
 
@@ -343,3 +350,57 @@ def test_a_revision_may_differ_where_shards_do(project, statement):
         assert numbers == [5, 6, 5, 5]
     else:
         assert numbers == [numbers[0] + shard_id for shard_id in project.shards]
+
+
+@pytest.mark.parametrize("body", ["", _NOTES], ids=["nothing", "a table"])
+def test_statements_that_the_first_shard_did_not_get_are_refused_later(project, body):
+    path = project.directory / "ran"
+    more = "if path.exists():\n    op.execute('CREATE TABLE t (n)')"
+    project.provision()
+    project.add(
+        "0001", f"import pathlib\npath = pathlib.Path({str(path)!r})\n{body}{more}"
+    )
+    project.states("-x", "shards=0", "upgrade", "head")
+    path.touch()
+    # The selected shards do not include the one that has finished it.
+    upgrade = "-x", "shards=1-3", "upgrade", "head"
+    for _ in range(2):
+        error = project.report(*upgrade, status=1)["shards"][0]["error"]
+        assert "than to shard 0 in an earlier run: CREATE TABLE t" in error
+    path.unlink()
+    project.states(*upgrade)
+
+
+@pytest.mark.parametrize("value", ["first", "second"])
+def test_a_killed_run_goes_on_with_the_values_of_the_first_shard(project, value):
+    """A value of the module is another one in the next run, if it is not constant."""
+    values, flag = project.directory / "value", project.directory / "flag"
+    values.write_text("first")
+    flag.touch()
+    project.provision()
+    path = project.add(
+        "0001",
+        f"import os, pathlib, signal\n{_NOTES}"
+        "op.execute(notes.insert().values(id=VALUE))\n"
+        "from sqla_shard.schema import current_shard\n"
+        f"if current_shard().shard_id == 1 and os.path.exists({str(flag)!r}):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    module = f"import pathlib\nVALUE = pathlib.Path({str(values)!r}).read_text()\n\n"
+    project.rewrite(path, "def upgrade", f"{module}def upgrade")
+    upgrade = "-x", "jobs=1", "-x", "shards=0-1", "upgrade", "head"
+    states = project.states(*upgrade, status=1)
+    assert states == {0: "changed", 1: "failed"}
+    flag.unlink()
+    values.write_text(value)
+    if value == "first":
+        project.states("upgrade", "head")
+        assert notes(project) == [[("first", None, None)]] * 4
+        return
+    report = project.report("-x", "continue_on_error=true", "upgrade", "head", status=1)
+    assert [one["state"] for one in report["shards"]] == [
+        "nothing to do",
+        *["failed"] * 3,
+    ]
+    assert "Write the values of shard 0" in report["shards"][3]["error"]
+    assert {name for n in (1, 2, 3) for name in names(project, n)} == set()
