@@ -660,6 +660,10 @@ class Backend(Protocol):
         """Return the character sets of columns of a table, except those of Unicode."""
         ...
 
+    def generated(self, connection: Connection, table: str) -> list[str]:
+        """Return the columns of a table that the server generates."""
+        ...
+
     def classify(self, error: BaseException) -> Failure:
         """Return the effect of an error of a driver on the transaction."""
         ...

@@ -43,6 +43,7 @@ _TRIGGERS = text(
     "SELECT name FROM sqlite_master "
     "WHERE type = 'trigger' AND tbl_name = :table ORDER BY name"
 )
+_GENERATED = text("SELECT name FROM pragma_table_xinfo(:table) WHERE hidden IN (2, 3)")
 _BUSY = ("database is locked", "database table is locked")
 _NO_FILE = "there is no file "
 _MISSING = (_NO_FILE, "no such table: ")
@@ -366,6 +367,10 @@ class SQLite(Backend):
     def character_sets(self, connection: Connection, table: str) -> dict[str, str]:
         """Return none: all texts are of Unicode."""
         return {}
+
+    def generated(self, connection: Connection, table: str) -> list[str]:
+        """Read the file's own catalogue."""
+        return list(connection.scalars(_GENERATED, {"table": table}))
 
     def classify(self, error: BaseException) -> Failure:
         """Read the message: SQLite has no error numbers here."""

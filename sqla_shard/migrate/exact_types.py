@@ -4,19 +4,22 @@ Drivers and SQLAlchemy's types change some: a TIME beyond a day or below zero
 becomes a time of day, a TIMESTAMP one of the session's time zone, a FLOAT or
 VECTOR loses digits, a DOUBLE or DECIMAL is rounded by ``asdecimal``, an invalid
 date becomes NULL with some drivers, and NULL of a JSON column is written as the
-JSON value ``null``.  Who compares what was read so on two sides sees the same
-on both, and finds no difference.
+JSON value ``null``.  Types of the application do more: a pickle is written with
+another protocol than it was read with.  Who compares what was read so on two sides
+sees the same on both, and finds no difference.
 """
 
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import date, datetime, time, timedelta, UTC
 from decimal import Decimal
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import (
+    BINARY,
     Boolean,
     Column,
     Date,
@@ -27,6 +30,7 @@ from sqlalchemy import (
     Integer,
     Interval,
     JSON,
+    LargeBinary,
     literal,
     literal_column,
     MetaData,
@@ -39,6 +43,8 @@ from sqlalchemy import (
     TIMESTAMP,
     type_coerce,
     TypeDecorator,
+    Uuid,
+    VARBINARY,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
@@ -376,7 +382,12 @@ def _time(text: str) -> time:
 
 
 def exact(
-    type_: TypeEngine[Any], *, is_raw: bool, is_converted: bool = False
+    type_: TypeEngine[Any],
+    *,
+    is_raw: bool,
+    is_converted: bool = False,
+    is_stored: bool = False,
+    is_checked: bool = False,
 ) -> TypeEngine[Any]:
     """Return the type that reads and writes values as the server has them.
 
@@ -385,11 +396,17 @@ def exact(
         stays text, no decimal becomes a float, and moments have no zone.
     :param is_converted: whether a function gets the values: then a TIMESTAMP
         has the time zone of the session.
+    :param is_stored: as for :class:`Rewritten`.
+    :param is_checked: as for :class:`Rewritten`.
     """
     if isinstance(type_, Boolean):
         return _Truth(type_)
-    if isinstance(type_, TypeDecorator) and not isinstance(type_, Interval):
-        return _decorated(type_, is_raw=is_raw)
+    if is_rewritten(type_):
+        return Rewritten(
+            type_, is_raw=is_raw, is_stored=is_stored, is_checked=is_checked
+        )
+    if isinstance(type_, TypeDecorator):
+        return type_
     if isinstance(type_, Time):
         return _Moment(type_, _time)
     if isinstance(type_, TIMESTAMP) and not is_converted:
@@ -411,42 +428,188 @@ def exact(
     return type_
 
 
-def _decorated(type_: TypeDecorator[Any], *, is_raw: bool) -> TypeEngine[Any]:
-    """Return a type of the application that decorates an exact one."""
-    if any(
-        getattr(type(type_), name) is not getattr(TypeDecorator, name)
-        for name in _DRIVERS_SIDE
-    ):
-        return type_
-    found: Any = type_.copy()
+class Rewritten(TypeDecorator[Any]):
+    """A value of which the type of the application makes another one in Python.
 
-    def load_dialect_impl(dialect: Dialect) -> TypeEngine[Any]:
-        impl = type_.load_dialect_impl(dialect)
+    What it writes may differ from what it has read.
+
+    :param type_: the type of the column.
+    :param is_raw: as for :func:`exact`.
+    :param is_stored: whether Python has the value that the server has.
+    :param is_checked: whether to refuse one that the type would write differently.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def __init__(
+        self,
+        type_: TypeEngine[Any],
+        # Not by keyword only: the key of the cache of statements has these.
+        is_raw: bool = False,
+        is_stored: bool = False,
+        is_checked: bool = False,
+    ) -> None:
+        super().__init__()
+        self.type_ = type_
+        self.is_raw = is_raw
+        self.is_stored = is_stored
+        self.is_checked = is_checked
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return the type of the server, whose values do not change."""
+        found = _impl(self.type_, dialect)
+        if isinstance(found, JSON):
+            return JSONText(found)
         # The type says what the times of a session are, unless both sides have it.
-        is_moment = is_raw and isinstance(impl, TIMESTAMP)
-        return exact(impl, is_raw=is_moment, is_converted=not is_moment)
+        is_moment = self.is_raw and isinstance(found, TIMESTAMP)
+        return exact(found, is_raw=is_moment, is_converted=not is_moment)
 
-    found.load_dialect_impl = load_dialect_impl
-    for name in ("process_bind_param", "process_result_value"):
-        setattr(found, name, _beside_null(getattr(type_, name)))
-    return cast("TypeEngine[Any]", found)
+    def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Return what a SELECT reads, of this type: otherwise it gets no value."""
+        found = self.impl_instance.column_expression(column)
+        return column if found is None else type_coerce(found, self)
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Return what the server gets."""
+        return value if self.is_stored else _dumped(self.type_, value, dialect)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """Return what Python gets."""
+        if self.is_stored:
+            return value
+        found = _loaded(self.type_, value, dialect)
+        if self.is_checked and not isinstance(_impl(self.type_, dialect), JSON):
+            back = _dumped(self.type_, found, dialect)
+            if not _is_same(back, value):
+                raise ValueError(
+                    f"{type(self.type_).__name__} reads {reprlib.repr(value)} and "
+                    f"writes {reprlib.repr(back)}: it would come back as another "
+                    "value; give Moved(convert=..., revert=...), or a column of the "
+                    "same type"
+                )
+        return found
+
+    def loaded(self, value: Any, dialect: Dialect) -> tuple[Any, bool]:
+        """Return the value in Python of one of the server.
+
+        :returns: it, and whether the type writes it as the server has it.
+        """
+        found = _loaded(self.type_, value, dialect)
+        if isinstance(_impl(self.type_, dialect), JSON):
+            # The class may write other spaces.
+            return (None if found is JSON.NULL else found), False
+        return found, _is_same(_dumped(self.type_, found, dialect), value)
 
 
-#: Methods of a decorator that get what only the driver has read, or return what it
-#: writes.
-_DRIVERS_SIDE = (
-    *("bind_processor", "result_processor"),
-    *("bind_expression", "column_expression"),
-)
+def is_rewritten(type_: TypeEngine[Any]) -> bool:
+    """Return whether a type makes other values in Python of those of the server."""
+    if isinstance(type_, Enum):
+        return type_.enum_class is not None
+    if isinstance(type_, Uuid):
+        return True
+    if not isinstance(type_, TypeDecorator) or isinstance(type_, Interval):
+        return False
+    if _has_own(type_, "bind_expression", "column_expression"):
+        return False
+    # Those of a driver get values that only a driver has read.
+    of_texts = (String, LargeBinary, BINARY, VARBINARY)
+    return not _has_own(type_, *_OF_DRIVERS) or isinstance(
+        type_.impl_instance, of_texts
+    )
 
 
-def _beside_null(process: Callable[[Any, Dialect], Any]) -> Any:
-    """Return a function that keeps the marker of a JSON null from another."""
+def is_stored_alike(one: TypeEngine[Any], other: TypeEngine[Any]) -> bool:
+    """Return whether two types make the same values of those of the server.
 
-    def processed(value: Any, dialect: Dialect) -> Any:
-        return value if value is JSON.NULL else process(value, dialect)
+    Not if the dialect has a say: the two sides may have different ones.
+    """
+    if isinstance(one, Enum) and isinstance(other, Enum):
+        return one.enum_class is other.enum_class and one.enums == other.enums
+    if isinstance(one, Uuid) and isinstance(other, Uuid):
+        return not one.native_uuid and not other.native_uuid
+    if isinstance(one, TypeDecorator) and isinstance(other, TypeDecorator):
+        return (
+            type(one) is type(other)
+            and not _has_own(one, "load_dialect_impl")
+            and _parameters(one) == _parameters(other)
+            and is_stored_alike(one.impl_instance, other.impl_instance)
+        )
+    return one._type_affinity is other._type_affinity
 
-    return processed
+
+_OF_DRIVERS = ("bind_processor", "result_processor")
+
+
+def _has_own(type_: TypeDecorator[Any], *names: str) -> bool:
+    return any(
+        getattr(type(type_), name) is not getattr(TypeDecorator, name) for name in names
+    )
+
+
+def _parameters(type_: TypeDecorator[Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(type_).items()
+        # What SQLAlchemy computes once is no parameter.
+        if name != "impl" and not hasattr(TypeDecorator, name)
+    }
+
+
+def _is_driven(type_: TypeEngine[Any]) -> bool:
+    """Return whether a rewritten type reads what a driver has read."""
+    return not isinstance(type_, TypeDecorator) or _has_own(type_, *_OF_DRIVERS)
+
+
+def _impl(type_: TypeEngine[Any], dialect: Dialect) -> TypeEngine[Any]:
+    """Return the type below those that are rewritten."""
+    while is_rewritten(type_):
+        if not isinstance(type_, TypeDecorator):
+            return String()
+        type_ = type_.load_dialect_impl(dialect)
+    return type_
+
+
+def _loaded(type_: TypeEngine[Any], value: Any, dialect: Dialect) -> Any:
+    """Return the value in Python of one of the server."""
+    if isinstance(type_, JSON):
+        return _JSONValue(type_).result_processor(dialect, None)(value)
+    if not is_rewritten(type_):
+        return value
+    if _is_driven(type_):
+        process = type_.dialect_impl(dialect).result_processor(dialect, None)
+        return process(value) if process else value
+    decorator: Any = type_
+    value = _loaded(decorator.load_dialect_impl(dialect), value, dialect)
+    # The marker of a JSON null is none of its values.
+    if value is JSON.NULL or not _has_own(decorator, "process_result_value"):
+        return value
+    return decorator.process_result_value(value, dialect)
+
+
+def _dumped(type_: TypeEngine[Any], value: Any, dialect: Dialect) -> Any:
+    """Return what the server gets for a value in Python."""
+    if isinstance(type_, JSON):
+        return _JSONValue(type_).bind_processor(dialect)(value)
+    if not is_rewritten(type_):
+        return value
+    if _is_driven(type_):
+        process = type_.dialect_impl(dialect).bind_processor(dialect)
+        return process(value) if process else value
+    decorator: Any = type_
+    if value is not JSON.NULL and _has_own(decorator, "process_bind_param"):
+        value = decorator.process_bind_param(value, dialect)
+    return _dumped(decorator.load_dialect_impl(dialect), value, dialect)
+
+
+def _is_same(back: Any, value: Any) -> bool:
+    """Return whether what a type writes is what it has read."""
+    if back is None or value is None:
+        return back is value
+    if isinstance(back, bool):
+        back = int(back)
+    # Drivers write numbers and UUIDs into texts, too.
+    return bool(back == value) or str(back) == str(value)
 
 
 def written(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -463,7 +626,11 @@ def written(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def exact_table(
-    table: Table, raw: Collection[str] = (), converted: Collection[str] = ()
+    table: Table,
+    raw: Collection[str] = (),
+    converted: Collection[str] = (),
+    stored: Collection[str] = (),
+    checked: Collection[str] = (),
 ) -> Table:
     """Return a copy of a table whose columns have the types of :func:`exact`.
 
@@ -471,12 +638,18 @@ def exact_table(
 
     :param raw: names of columns whose values go to one of the same type.
     :param converted: names of columns whose values go to a function.
+    :param stored: names of columns whose values Python has as the server has them.
+    :param checked: names of columns with values that must come back the same.
     """
     found = table.to_metadata(MetaData())
     for column in found.columns:
         name = column.name
         column.type = exact(
-            column.type, is_raw=name in raw, is_converted=name in converted
+            column.type,
+            is_raw=name in raw,
+            is_converted=name in converted,
+            is_stored=name in stored,
+            is_checked=name in checked,
         )
     return found
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Connection,
     DateTime,
     delete,
+    Dialect,
     Engine,
     func,
     insert,
@@ -49,7 +50,14 @@ from sqla_shard.exc.base import message
 from sqla_shard.ids import DEFAULT_LAYOUT, IdLayout
 from sqla_shard.migrate.copies import look_twice, one_read, Row, snapshot
 from sqla_shard.migrate.declaration import Owned, Owner
-from sqla_shard.migrate.exact_types import exact_table, is_vector, JSONText, written
+from sqla_shard.migrate.exact_types import (
+    exact_table,
+    is_rewritten,
+    is_stored_alike,
+    is_vector,
+    JSONText,
+    written,
+)
 from sqla_shard.migrate.future import Future, FutureTable
 from sqla_shard.migrate.marks import after_key, among, Key, Marks, RowMark
 from sqla_shard.models.lookup_table import link
@@ -101,7 +109,11 @@ class Conversion:
 
     :ivar raw: columns on the shards that have the values as the database has
         them, by name of column there.
+    :ivar stored: those of ``raw`` whose type makes other values in Python: it gets
+        none of them.  Ids, keys of lookups and what a function of ``revert`` gets
+        are not stored.
     :ivar converted: names of the columns with a function.
+    :ivar checked: names of the columns with values that Python has.
     """
 
     def __init__(
@@ -153,6 +165,19 @@ class Conversion:
             and _are_alike(column.type, table.table.c[name].type)
         }
         self.converted: set[str] = self._convert.keys() | self._revert.keys()
+        self.stored: dict[str, Column[Any]] = {
+            name: column
+            for name, column in self.raw.items()
+            if self._revert.keys() <= self._attributes.keys()
+            and name not in table.kinds
+            and name not in table.lookups
+            and column.computed is None
+            and is_rewritten(column.type)
+            and is_stored_alike(column.type, table.table.c[name].type)
+        }
+        self.checked: set[str] = (
+            self._attributes.keys() - self.converted - self.stored.keys()
+        )
         # What a function does not get is a moment already.
         self._moments = {
             column.name
@@ -527,8 +552,9 @@ class MovedTable(MovedRows):
     :ivar lookups: lookup classes by the name of the attribute with the key.
     :ivar raw: columns on the shards, with types that change no value, by name
         of the attribute; where the mapped type may change one.
-    :ivar late: those of ``raw`` that have JSON, vectors or the mapper's
-        versions.
+    :ivar late: those of ``raw`` that have JSON, vectors, the mapper's versions, or
+        values of which their type makes others in Python.
+    :ivar stored: names of those of which their type makes others in Python.
     :ivar vectors: names of those that have vectors.
     :ivar computed: attributes that the servers of the shards compute.
     :ivar kept: columns on the shards, by name of the attribute, that an UPDATE
@@ -556,10 +582,19 @@ class MovedTable(MovedRows):
             revert=moved.revert,
         )
         raw = self._conversion.raw
-        self.exact: Table = exact_table(self.table, raw, self._conversion.converted)
+        stored = self._conversion.stored
+        self.exact: Table = exact_table(
+            self.table,
+            raw,
+            self._conversion.converted,
+            stored,
+            self._conversion.checked,
+        )
         self.marks: Marks = Marks(self.exact)
         there = exact_table(
-            self.mapper.local_table, [column.name for column in raw.values()]
+            self.mapper.local_table,
+            [column.name for column in raw.values()],
+            stored=[column.name for column in stored.values()],
         )
         self.raw: dict[str, Column[Any]] = {
             attribute: there.c[column.key]
@@ -572,13 +607,17 @@ class MovedTable(MovedRows):
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
             and (
-                column.type._type_affinity is JSON
+                name in stored
+                or column.type._type_affinity is JSON
                 or is_vector(column.type)
                 # Of the mapper, which counts its own writes.
                 or column is self.mapper.version_id_col
             )
             and column.computed is None
         }
+        self.stored: frozenset[str | None] = frozenset(
+            self._conversion.attribute_of(name) for name in stored
+        )
         self.vectors: frozenset[str | None] = frozenset(
             attribute
             for name, column in raw.items()
@@ -649,6 +688,20 @@ class MovedTable(MovedRows):
         return ShardObjects(self, cluster, shard_id)
 
 
+@contextmanager
+def _converted(column: str, value: str) -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError:
+        raise
+    except Exception as error:  # of a type, such as an unknown Enum
+        raise ConversionError(
+            column=column,
+            value=value,
+            reason=f"{type(error).__name__}: {message(error)}",
+        ) from error
+
+
 class LegacyRows:
     """The rows of a table in the database, by primary key."""
 
@@ -675,7 +728,10 @@ class LegacyRows:
 
     def look(self, keys: Collection[Key]) -> dict[Key, tuple[RowMark, Row | None]]:
         """Return marks and rows by key."""
-        with one_read(self.engine) as connection, self._converted():
+        with (
+            one_read(self.engine) as connection,
+            _converted(self.table.name, "what the database has"),
+        ):
             return self.marks.rows_of(connection, keys)
 
     def read(self, connection: Connection, keys: Collection[Key]) -> dict[Key, Row]:
@@ -684,24 +740,11 @@ class LegacyRows:
         :raises ConversionError: if the type of a column refuses a value.
         """
         statement = select(self.table).where(among(self._keys, list(keys)))
-        with self._converted():
+        with _converted(self.table.name, "what the database has"):
             return {
                 tuple(row[column.name] for column in self._keys): row
                 for row in map(dict, connection.execute(statement).mappings())
             }
-
-    @contextmanager
-    def _converted(self) -> Iterator[None]:
-        try:
-            yield
-        except SQLAlchemyError:
-            raise
-        except Exception as error:  # of a type, such as an unknown Enum
-            raise ConversionError(
-                column=self.table.name,
-                value="what the database has",
-                reason=f"{type(error).__name__}: {message(error)}",
-            ) from error
 
     def write(self, connection: Connection, rows: Mapping[Key, Row | None]) -> None:
         """Insert or update rows; delete those that are None."""
@@ -859,21 +902,27 @@ class ShardObjects(ShardPart):
         self.former = {}
         there = self._session.get_many(cls, [i for (i,) in rows])
         new, gone = [], []
+        late: dict[Key, Row] = {}
         for (key, row), found in zip(rows.items(), there, strict=True):
             if found is not None:
                 self.former[key] = self._one.conversion.attributes(found)
             if row is None:
                 gone.append(key[0])
-            elif found is None:
-                new.append({"id": key[0], **self._mapped(row)})
+                continue
+            mapped, is_late = self._mapped(row, connection.dialect)
+            if found is None:
+                new.append({"id": key[0], **mapped})
             else:
-                for name, value in self._mapped(row).items():
+                for name, value in mapped.items():
                     setattr(found, name, value)
                     if name in self._one.kept:
                         flag_modified(found, name)
+            # Of an equal value the session writes nothing.
+            if is_late or found is not None:
+                late[key] = row
         if new:
             self._session.execute(insert(cls), new, execution_options=_WITH_NULL)
-        self._write_late(connection, rows)
+        self._write_late(connection, late)
         if gone:
             self._session.execute(delete(cls).where(cls.id.in_(gone)))
 
@@ -882,12 +931,17 @@ class ShardObjects(ShardPart):
 
         :raises IntegrityError: if one of them exists.
         """
-        new = [{"id": key[0], **self._mapped(row)} for key, row in rows.items()]
+        new, late = [], {}
+        for key, row in rows.items():
+            mapped, is_late = self._mapped(row, connection.dialect)
+            new.append({"id": key[0], **mapped})
+            if is_late:
+                late[key] = row
         if new:
             self._session.execute(
                 insert(self._one.cls), new, execution_options=_WITH_NULL
             )
-        self._write_late(connection, rows)
+        self._write_late(connection, late)
 
     @property
     def _key_columns(self) -> tuple[Column[Any], ...]:
@@ -895,29 +949,40 @@ class ShardObjects(ShardPart):
         (found,) = {column.table for column in columns}
         return tuple(found.primary_key)
 
-    def _mapped(self, row: Row) -> Row:
-        """Return the values that the class can write itself."""
+    def _mapped(self, row: Row, dialect: Dialect) -> tuple[Row, bool]:
+        """Return the values that the class can write itself.
+
+        :returns: them, and whether one of them is not yet as the database has it.
+        :raises ConversionError: if the type of a column refuses a value.
+        """
         one = self._one
         if not one.computed and not one.late and not one.vectors:
-            return row
-        return {
-            name: _parsed(value, one.late[name]) if name in one.late else value
-            for name, value in row.items()
+            return row, False
+        found, is_late = {}, False
+        for name, value in row.items():
             # The type of the class takes other values than hexadecimal digits.
-            if name not in one.computed and name not in one.vectors
-        }
+            if name in one.computed or name in one.vectors:
+                is_late = is_late or name in one.late
+            elif name not in one.late:
+                found[name] = value
+            elif name in one.stored:
+                type_: Any = one.late[name].type
+                with _converted(f"{one.cls.__name__}.{name}", reprlib.repr(value)):
+                    found[name], is_same = type_.loaded(value, dialect)
+                is_late = is_late or not is_same
+            else:
+                found[name], is_late = _parsed(value, one.late[name]), True
+        return found, is_late
 
-    def _write_late(
-        self, connection: Connection, rows: Mapping[Key, Row | None]
-    ) -> None:
-        """Write JSON, vectors and versions as the database has them.
+    def _write_late(self, connection: Connection, rows: Mapping[Key, Row]) -> None:
+        """Write the values of ``late`` as the database has them.
 
         The class writes NULL as a JSON null, and other spaces; a vector as its
-        own type reads it; and the next version.
+        own type reads it; and the next version; other values as its types make
+        them.
         """
         late = self._one.late
-        written = [(key, row) for key, row in rows.items() if row is not None]
-        if not late or not written:
+        if not late or not rows:
             return
         self._session.flush()
         (key_column,) = self._key_columns
@@ -934,7 +999,7 @@ class ShardObjects(ShardPart):
             statement,
             [
                 {"key_of_row": key[0], **{f"v_{name}": row[name] for name in late}}
-                for key, row in written
+                for key, row in rows.items()
             ],
         )
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import json
+import pickle
+import zlib
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta, timezone, UTC
+from decimal import Decimal
 
 import pytest
 from sqlalchemy import (
@@ -21,6 +25,7 @@ from sqlalchemy import (
     Interval,
     JSON,
     MetaData,
+    PickleType,
     Table,
     text,
     Uuid,
@@ -604,6 +609,233 @@ def test_values_that_a_type_refuses_hold_up_no_other(fleet, tmp_path, caplog):
         found = verify(move)
         assert found.waiting + found.differences >= 4
         assert sent(fleet, "shards", "done") == [(b"1",)]
+
+
+class Upper(TypeDecorator):
+    """A type that writes other texts than it reads, and equal ones."""
+
+    impl = mysql.VARCHAR(20)
+    cache_ok = True
+
+    def __init__(self, ending=""):
+        super().__init__()
+        self.ending = ending
+
+    def process_bind_param(self, value, dialect):
+        return value and value.upper() + self.ending
+
+    def process_result_value(self, value, dialect):
+        return value and value.removesuffix(self.ending).upper()
+
+
+class YesOrNo(TypeDecorator):
+    impl = mysql.CHAR(1)
+    cache_ok = True
+
+    def process_bind_param(self, value, dialect):
+        return "Y" if value else "N"
+
+    def process_result_value(self, value, dialect):
+        return value in ("Y", "y")
+
+
+class Packed(TypeDecorator):
+    """A type with methods of drivers."""
+
+    impl = mysql.VARBINARY(200)
+    cache_ok = True
+
+    def bind_processor(self, dialect):
+        return lambda value: value and zlib.compress(value, 9)
+
+    def result_processor(self, dialect, coltype):
+        return lambda value: value and zlib.decompress(value)
+
+
+class Cents(TypeDecorator):
+    impl = mysql.DECIMAL(12, 4)
+    cache_ok = True
+
+    def process_bind_param(self, value, dialect):
+        return None if value is None else Decimal(value) / 100
+
+    def process_result_value(self, value, dialect):
+        return None if value is None else int(value * 100)
+
+
+class Seconds(TypeDecorator):
+    impl = mysql.DATETIME(fsp=6)
+    cache_ok = True
+
+    def process_bind_param(self, value, dialect):
+        return value and value.replace(microsecond=0)
+
+    process_result_value = process_bind_param
+
+
+Size = enum.Enum("Size", [("SMALL", "s"), ("LITTLE", "s"), ("LARGE", "l")])
+
+
+#: A type, and literals of values that it would write differently, or not.
+REWRITTEN = {
+    "pickle": (
+        PickleType(),
+        *(f"x'{pickle.dumps({'a': [1]}, protocol=one).hex()}'" for one in (0, 2, 4, 5)),
+    ),
+    "upper": (Upper(), "'aB'", "''", "'AB'"),
+    "yes": (YesOrNo(), "'y'", "'Y'", "'x'", "'N'"),
+    "packed": (
+        Packed(),
+        *(f"x'{zlib.compress(b'aaaa' * 9, one).hex()}'" for one in (0, 1, 9)),
+    ),
+    "cents": (Cents(), "1.2345", "0.01"),
+    "at": (Seconds(), "'2020-01-02 03:04:05.678901'", "'2020-01-02 03:04:05'"),
+    "key": (
+        Uuid(native_uuid=False),
+        "'123E4567E89B12D3A456426655440000'",
+        "'123e4567e89b12d3a456426655440000'",
+    ),
+    "doc": (DecoratedJSON(), "'[1,  2]'", "'[1e3, 1.0]'", "'null'"),
+    "size": (
+        Enum(Size, native_enum=False, length=9, omit_aliases=False),
+        *("'LITTLE'", "'SMALL'", "'LARGE'"),
+    ),
+    "native": (Enum(Size, values_callable=lambda all_: [o.value for o in all_]), "'l'"),
+    "span": (Interval(), "'1970-01-02 00:00:00'"),
+}
+
+
+def test_values_that_types_of_the_application_write_differently(fleet, tmp_path):
+    class Sharded(DeclarativeBase):
+        pass
+
+    own = {name: mapped_column(type_) for name, (type_, *_) in REWRITTEN.items()}
+    cls = type(
+        "Thing",
+        (ObjectMixin, Sharded),
+        {
+            "__tablename__": "things",
+            "__module__": __name__,
+            "number": mapped_column(Integer),
+            **own,
+        },
+        type_id=1,
+    )
+    columns = [Column(name, type_) for name, (type_, *_) in REWRITTEN.items()]
+    table = things(Column("number", Integer), *columns)
+    names = [f"`{name}`" for name in REWRITTEN]
+    with moving(fleet, tmp_path, table, Moved(cls=cls)) as move:
+        fill(move, REWRITTEN)
+        before = sent(fleet, "legacy", *names)
+        Switch(move).go("copying")
+        assert backfill(move, jobs=1) == 0
+        assert sent(fleet, "shards", *names) == before
+        assert verify(move).is_equal
+        with move.engine.begin() as connection:
+            # An equal value in Python.
+            value = pickle.dumps({"a": [1]}, protocol=3).hex()
+            connection.exec_driver_sql(f"UPDATE things SET `pickle` = x'{value}'")
+            connection.exec_driver_sql("UPDATE things SET `upper` = 'q' WHERE id = 1")
+        before = sent(fleet, "legacy", *names)
+        assert not verify(move).is_equal
+        assert reconcile(move).is_equal
+        assert sent(fleet, "shards", *names) == before
+        Switch(move).go("switched")
+        for key in range(1, len(before) + 1):
+            with move.cluster.begin() as session:
+                session.get(cls, move.object_id("things", key)).number = 1
+        assert copy_waiting(move, move.progress()) == 0
+        assert sent(fleet, "shards", *names) == before
+        assert sent(fleet, "legacy", *names) == before
+        assert verify(move).is_equal
+
+
+def labelled(label):
+    """Return a type that is not the same as one with another label."""
+    found = DecoratedJSON()
+    found.label = label
+    return found
+
+
+def test_values_that_would_come_back_as_others_are_refused(fleet, tmp_path, caplog):
+    class Sharded(DeclarativeBase):
+        pass
+
+    class Thing(ObjectMixin, Sharded, type_id=1):
+        __tablename__ = "things"
+        upper: Mapped[str | None] = blob_field()
+        ending: Mapped[str | None] = mapped_column(Upper("."))
+        doc: Mapped[object] = mapped_column(labelled("a"), nullable=True)
+        key: Mapped[object] = mapped_column(Uuid, nullable=True)
+        size: Mapped[Size | None] = blob_field()
+        free: Mapped[str | None] = blob_field()
+
+    aliases = Enum(Size, native_enum=False, length=9, omit_aliases=False)
+    table = things(
+        *(Column("upper", Upper()), Column("ending", Upper(";"))),
+        *(Column("key", Uuid(native_uuid=False)), Column("doc", labelled("b"))),
+        *(Column("size", aliases), Column("free", Upper()), Column("left", Upper())),
+    )
+    one = {"free": lambda value: value}
+    moved = Moved(cls=Thing, names={"left": None}, convert=one, revert=one)
+    with moving(fleet, tmp_path, table, moved) as move:
+        insert_rows(
+            move,
+            *("(`upper`) VALUES ('aB')", "(ending) VALUES ('ab;')"),
+            *("(`key`) VALUES (upper(repeat('a', 32)))", "(size) VALUES ('LITTLE')"),
+            "(`upper`, ending, `key`, size, free, `left`, doc) VALUES "
+            "('AB', 'AB;', repeat('a', 32), 'SMALL', 'aB', 'aB', '[1]')",
+        )
+        Switch(move).go("copying")
+        assert backfill(move, jobs=1) == 4
+        for key in range(1, 5):
+            assert f"things {key} was not copied and waits" in caplog.text
+        for named in (
+            "Upper reads 'aB' and writes 'AB': it would come back as another",
+            "Upper reads 'ab;' and writes 'AB;'",
+            "Uuid reads 'AAAA",
+            "Enum reads 'LITTLE' and writes 'SMALL'",
+        ):
+            assert named in caplog.text
+        found = verify(move)
+        assert found.waiting + found.differences >= 4
+        assert sent(fleet, "shards", "ending", "doc") == [(b"AB.", b"[1]")]
+
+
+def test_generated_columns_that_are_not_declared_are_refused(fleet, tmp_path):
+    class Sharded(DeclarativeBase):
+        pass
+
+    class Thing(ObjectMixin, Sharded, type_id=1):
+        __tablename__ = "things"
+        number: Mapped[int | None] = blob_field()
+        twice: Mapped[int | None] = blob_field()
+        thrice: Mapped[int | None] = mapped_column(Integer)
+        known: Mapped[int | None] = blob_field()
+
+    table = things(
+        *(Column(name, Integer) for name in ("number", "twice", "thrice", "left")),
+        Column("known", Integer, Computed("number * 5", persisted=False)),
+    )
+    moved = Moved(cls=Thing, names={"left": None})
+    with moving(fleet, tmp_path, table, moved) as move:
+        for name, kind in ("twice", "VIRTUAL"), ("thrice", "STORED"), ("left", ""):
+            fleet.servers[0].root_execute(
+                f"ALTER TABLE db_from.things DROP `{name}`, ADD `{name}` INT "
+                f"GENERATED ALWAYS AS (number * 2) {kind}"
+            )
+        problems = plan(move).problems
+        assert [problem.split(" is generated")[0] for problem in problems] == [
+            "things.twice",
+            "things.thrice",
+        ]
+        with pytest.raises(StageRefusedError, match=r"things\.twice is generated"):
+            Switch(move).go("copying")
+        for name in ("twice", "thrice"):
+            fleet.servers[0].root_execute(
+                f"ALTER TABLE db_from.things DROP `{name}`, ADD `{name}` INT"
+            )
+        Switch(move).go("copying")
 
 
 def test_connections_that_change_texts_are_refused(fleet, tmp_path):

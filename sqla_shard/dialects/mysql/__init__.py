@@ -344,6 +344,10 @@ class MySQL(Backend):
         rows = connection.execute(_CHARACTER_SETS, {"table": table})
         return {str(name): str(its) for name, its in rows}
 
+    def generated(self, connection: Connection, table: str) -> list[str]:
+        """Read information_schema."""
+        return list(connection.scalars(_GENERATED, {"table": table}))
+
     def classify(self, error: BaseException) -> Failure:
         """Read the server's error number, the driver's first argument."""
         number = error.args[0] if error.args else None
@@ -404,6 +408,11 @@ _CHARACTER_SETS = text(
     "SELECT column_name, character_set_name FROM information_schema.columns "
     "WHERE table_schema = DATABASE() AND table_name = :table "
     "AND character_set_name NOT LIKE 'utf%' AND character_set_name <> 'ucs2'"
+)
+_GENERATED = text(
+    "SELECT column_name FROM information_schema.columns "
+    "WHERE table_schema = DATABASE() AND table_name = :table "
+    "AND generation_expression <> '' ORDER BY ordinal_position"
 )
 _TABLES = text(
     "SELECT table_schema, table_name FROM information_schema.tables "
