@@ -343,29 +343,13 @@ def _collated(element: _Collated, compiler: Any, **kw: Any) -> str:
     value = str(compiler.process(element.element, **kw))
     if not getattr(compiler.dialect, "is_mariadb", False):
         return value
-    if _GROUPED in kw and _shows_groups(kw[_GROUPED]):
+    if kw.get(_GROUPED):
         raise UnsupportedStatementError(
             "GROUP BY of a text field and a text column, which MariaDB does not find "
             "among the columns again: select it as .label('x'), and group_by('x')",
             construct="GROUP BY",
         )
     return f"CONVERT({value} USING utf8mb4) COLLATE utf8mb4_nopad_bin"
-
-
-def _shows_groups(select: Any) -> bool:
-    """Return whether what GROUP BY computes is also elsewhere in a SELECT."""
-    elsewhere = (
-        *select.selected_columns,
-        *private.having_criteria(select),
-        *private.order_by_clauses(select),
-    )
-    parts = list(chain.from_iterable(map(iterate, elsewhere)))
-    return any(
-        getattr(key, "element", key).compare(part)
-        for key in private.group_by_clauses(select)
-        if not isinstance(key, ColumnClause)
-        for part in parts
-    )
 
 
 def _is_field_text(value: Any) -> bool:
@@ -659,7 +643,7 @@ class _Compiler(SQLCompiler):
     def group_by_clause(self, select: Any, **kw: Any) -> str:
         """Compile GROUP BY."""
         grouped: Any = super().group_by_clause
-        return str(grouped(select, **kw, **{_GROUPED: select}))
+        return str(grouped(select, **kw, **{_GROUPED: True}))
 
     def visit_compound_select(self, cs: Any, *args: Any, **kw: Any) -> str:
         """Compile UNION and the like.
