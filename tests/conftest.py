@@ -17,7 +17,6 @@ from typing import Any
 
 import hypothesis
 import pytest
-from _pytest.runner import runtestprotocol
 from sqlalchemy import event
 
 from sqla_shard import Cluster
@@ -111,26 +110,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server_kind" in metafunc.fixturenames:
         names = kinds_of(metafunc.definition)
         metafunc.parametrize("server_kind", names, indirect=True, scope="module")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(
-    item: pytest.Item, nextitem: pytest.Item | None
-) -> bool | None:
-    """Run a test in a process of pytest-xdist, and tell how it ended.
-
-    Three of the six messages for each test said that it begins, and that its
-    fixtures were made and removed: a quarter of the processor time of a small
-    test.  Nothing but ``--durations`` reads them.
-    """
-    config = item.config
-    if not hasattr(config, "workerinput") or config.getoption("durations"):
-        return None
-    for report in runtestprotocol(item, log=False, nextitem=nextitem):
-        if report.when == "call" or not report.passed:
-            item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
 
 
 @pytest.hookimpl(tryfirst=True)
