@@ -340,6 +340,8 @@ def mysql_fleet(mysql_fleet: MySQLFleet) -> Iterator[MySQLFleet]:
     for server in local:
         server.resume()
     yield mysql_fleet
+    # A session that was left open sends ROLLBACK when it is collected.
+    gc.collect()
     for server in local:
         if server.pid is not None:
             # Not by pause(), which fails where a thread waits for the disk.
