@@ -98,6 +98,13 @@ def init_command(
                 "the name of a variable, in single quotes: "
                 "'mysql://app:${MYSQL_PASSWORD}@host'"
             )
+    place = directory.resolve()
+    # systemd does not unquote WorkingDirectory: its line could end, or go on.
+    if systemd and (not str(place).isprintable() or str(place)[-1] in "\\ "):
+        raise click.UsageError(
+            f"{str(place)!r} cannot be the directory of a unit; use no control "
+            "characters, and no blank or backslash at the end"
+        )
     if directory.exists() and any(directory.iterdir()):
         raise click.ClickException(
             f"{directory} is not empty, and nothing is overwritten; choose another "
@@ -111,12 +118,19 @@ def init_command(
     files[directory / _TOPOLOGY] = to_json(topology)
     files[directory / ".gitignore"] = b"__pycache__/\n/data/\n"
     services = {}
-    project = re.sub(r"[^A-Za-z0-9_-]+", "-", directory.resolve().name)
+    # Valid for docker compose, and as a prefix of cached values.
+    project = re.sub(r"[^a-z0-9_-]+", "-", place.name.lower()).strip("-_")[:40]
+    project = project or "project"
     if compose:
         services = compose_files(project, list(names))
     if systemd:
+        given = " ".join((*urls, *standbys))
         services |= systemd_files(
-            project, directory, has_cache=compose, has_standbys=bool(standbys)
+            project,
+            place,
+            [name for name in DEFAULT_PLACEHOLDERS if f"${{{name}}}" in given],
+            has_cache=compose,
+            has_standbys=bool(standbys),
         )
     files |= {directory / path: text.encode() for path, text in services.items()}
     try:
@@ -131,7 +145,7 @@ def init_command(
         )
     except BaseException:
         # A half would be refused by the next run; what is in it is ours.
-        shutil.rmtree(directory.resolve(), ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
         raise
     # The commands would reach the fleet that it names.
     unset = f"  unset {VARIABLE}\n" if VARIABLE in os.environ else ""
@@ -141,15 +155,19 @@ def init_command(
         if compose
         else ""
     )
-    units = "".join(
-        f"\n  sudo systemctl enable --now $PWD/{path}"
-        for path in services
-        if ".service" in path
-    )
+    units = ""
+    for name, text in services.items():
+        for values, file in re.findall(r"# (.+)\nEnvironmentFile=(.+)", text):
+            folder = os.path.dirname(file)
+            units += f"\n  sudo mkdir -pm 700 {folder} && sudoedit {file}  # {values}"
+        if ".service" in name:
+            units += f'\n  sudo systemctl enable --now "$PWD"/{name}'
+    # Else cd would take it as options.
+    dashes = "-- " if str(directory).startswith("-") else ""
     for path in (*files, *made):
         echo(f"created {path}")
     echo(
-        f"\nNext:\n  cd {quote(str(directory))}\n{unset}{start}"
+        f"\nNext:\n  cd {dashes}{quote(str(directory))}\n{unset}{start}"
         "  sqla-shard schema provision --initial\n"
         '  alembic revision --autogenerate -m "first tables"\n'
         "  sqla-shard schema upgrade\n"

@@ -47,7 +47,7 @@ After=network-online.target
 User={user}
 WorkingDirectory={directory}
 {settings}
-ExecStart={program} {command}
+ExecStart={program} -m sqla_shard.cli {command}
 Restart=always
 RestartSec=2
 
@@ -67,7 +67,7 @@ def compose_urls(servers: int) -> tuple[str, ...]:
 def compose_files(project: str, servers: Sequence[str]) -> dict[str, str]:
     """Return the files of a docker compose project, by their paths.
 
-    :param project: name of the project, the prefix of its cached values.
+    :param project: name of the project, and the prefix of its cached values.
     :param servers: names of the MySQL servers, in the order of their URLs.
     """
     services: dict[str, dict[str, Any]] = {
@@ -98,7 +98,12 @@ def compose_files(project: str, servers: Sequence[str]) -> dict[str, str]:
         "image": "memcached:1.6",
         "ports": [f"127.0.0.1:{_CACHE_PORT}:11211"],
     }
-    lines = ["# The servers of topology.json: docker compose up --wait", "services:"]
+    lines = [
+        "# The servers of topology.json: docker compose up --wait",
+        # Else that of the folder, which may have no letter that docker allows.
+        f"name: {json.dumps(project)}",
+        "services:",
+    ]
     for name, settings in services.items():
         lines.append(f"  {name}:")
         lines += [f"    {key}: {json.dumps(one)}" for key, one in settings.items()]
@@ -111,30 +116,40 @@ def compose_files(project: str, servers: Sequence[str]) -> dict[str, str]:
 
 
 def systemd_files(
-    project: str, directory: Path, *, has_cache: bool, has_standbys: bool
+    project: str,
+    directory: Path,
+    variables: Sequence[str],
+    *,
+    has_cache: bool,
+    has_standbys: bool,
 ) -> dict[str, str]:
     """Return the units of a worker, and of a watcher if there are standbys.
 
     They have the paths and the user of this process.
 
     :param project: name of the project, the prefix of the units.
-    :param directory: the directory of the project.
+    :param directory: the directory of the project, resolved.
+    :param variables: names of the variables in the URLs of its topology.
     :param has_cache: whether there is a ``cache.toml``.
     :param has_standbys: whether the topology has standbys, to be promoted.
     """
-    # systemd replaces %h and the like.
-    program = str(Path(sys.executable).with_name("sqla-shard")).replace("%", "%%")
+    # systemd replaces %h and the like.  The script need not be beside Python.
+    program = sys.executable.replace("%", "%%")
     shared = {
         "user": getpass.getuser(),
-        "directory": str(directory.resolve()).replace("%", "%%"),
+        "directory": str(directory).replace("%", "%%"),
         "program": json.dumps(program, ensure_ascii=False),
     }
     # After a failover the file in the directory is not what is in ZooKeeper.
-    place = "SQLA_SHARD_TOPOLOGY=zookeeper://..." if has_standbys else ""
-    settings = [
-        f"# {place and place + ' and '}MYSQL_PASSWORD",
-        f"EnvironmentFile=-/etc/{project}/worker.env",
-    ]
+    place = "SQLA_SHARD_TOPOLOGY=zookeeper://..."
+    values = [f"{name}=..." for name in variables]
+    if has_standbys:
+        values.insert(0, place)
+    settings = []
+    # Without "-", which would hide that there is no such file.
+    if values:
+        settings.append(f"# {' and '.join(values)}")
+        settings.append(f"EnvironmentFile=/etc/{project}/worker.env")
     if has_cache:
         settings.append("Environment=SQLA_SHARD_CACHE=cache.toml")
     # Longer than the 25 seconds that its tasks have to end.
@@ -153,7 +168,7 @@ def systemd_files(
             use="Promotes the standby of a lost primary; three machines run it.",
             description=f"Failover of {project}",
             settings=f"# {place} and the accounts of the fleet\n"
-            f"EnvironmentFile=-/etc/{project}/watcher.env",
+            f"EnvironmentFile=/etc/{project}/watcher.env",
             command="fleet watch --watchers 3",
             **shared,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers.command_line import invoke
+from sqla_shard.cache.columns import check_prefix
+from tests.servers.command_line import environment, invoke
 
 URL = "mysql://app:${MYSQL_PASSWORD}@mysql%03d:3306"
 
@@ -136,6 +138,39 @@ def test_a_compose_file_has_the_servers_of_the_topology(tmp_path: Path) -> None:
     assert cache["ports"] == [f"{node}:11211"]
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("The Shop!", "the-shop"),
+        ("_shop", "shop"),
+        ("日本", "project"),
+        ("s" * 41, "s" * 40),
+    ],
+)
+def test_docker_and_the_cache_accept_the_name(
+    tmp_path: Path, folder: str, name: str
+) -> None:
+    project = tmp_path / folder
+    assert invoke("init", project, "--compose").exit_code == 0
+    assert f'\nname: "{name}"\n' in (project / "compose.yaml").read_text()
+    cache = tomllib.loads((project / "cache.toml").read_text())
+    assert check_prefix(cache["prefix"]) == name
+
+
+def followed(output: str) -> list[str]:
+    """Run the steps of the output as they stand; return what root would touch."""
+    steps = re.findall(r"(?m)^  ((?:cd|sudo) .+)$", output)
+    # Each has its path after three words.
+    root = 'sudo() { shift 3; echo "$1"; }\nsudoedit() { echo "$1"; }\nset -e\n'
+    done = subprocess.run(
+        ["/bin/sh", "-c", root + "\n".join(steps)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
 PAIR = ["--url", URL % 1, "--standby", URL % 2]
 
 
@@ -157,13 +192,50 @@ def test_units_of_systemd(tmp_path: Path, given: list[str], units: list[str]) ->
     assert [path.name for path in paths] == [f"the-shop-h-{u}.service" for u in units]
     worker = paths[-1].read_text()
     assert ("SQLA_SHARD_CACHE=cache.toml" in worker) == ("--compose" in given)
-    for path in paths:
-        assert f"enable --now $PWD/systemd/{path.name}" in done.output
+    touched = [str(path) for path in paths]
+    if given:
+        assert "MYSQL_PASSWORD=..." in done.output.partition("Next:")[2]
+        folder = "/etc/the-shop-h"
+        files = [f"{folder}/{unit}.env" for unit in units]
+        touched += [*files, *[folder] * len(files)]
+        for path, file in zip(paths, files, strict=True):
+            # A "-" would hide that it is missing.
+            assert f"\nEnvironmentFile={file}\n" in path.read_text()
+    assert sorted(followed(done.output)) == sorted(touched)
     if analyze := shutil.which("systemd-analyze"):
         checked = subprocess.run(
             [analyze, "verify", *paths], capture_output=True, text=True, check=False
         )
         assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_a_unit_needs_no_script_beside_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "a python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert invoke("init", tmp_path / "shop", "--systemd").exit_code == 0
+    unit = (tmp_path / "shop" / "systemd" / "shop-worker.service").read_text()
+    program = shlex.split(unit.partition("ExecStart=")[2].partition("\n")[0])
+    subprocess.run([*program, "--help"], env=environment(), check=True)
+
+
+@pytest.mark.parametrize("name", ["nl\nUser=root", "go on\\", "blank ", "\udcff"])
+def test_a_path_that_a_unit_would_misread_is_refused(tmp_path: Path, name: str) -> None:
+    done = invoke("init", tmp_path / name, "--systemd")
+    assert done.exit_code == 2
+    assert repr(str(tmp_path / name)) in done.output
+    assert not (tmp_path / name).exists()
+
+
+def test_a_folder_that_looks_like_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke("init", "--systemd", "--", "-dash")
+    assert followed(done.output) == [f"{tmp_path}/-dash/systemd/dash-worker.service"]
 
 
 def test_a_standby_is_in_the_topology(tmp_path: Path) -> None:
