@@ -145,7 +145,7 @@ _LONGEST = 1_000_000
 _MOST_ATTEMPTS = 10_000
 
 #: Maximum delay; a year.
-_LONGEST_DELAY = timedelta(days=366)
+LONGEST_DELAY = timedelta(days=366)
 
 _QUEUE = re.compile(rf"[A-Za-z0-9_.\-]{{1,{LONGEST_QUEUE}}}")
 
@@ -273,11 +273,11 @@ def seconds_of(delay: timedelta | float | None, option: str = "run_after") -> fl
     if (
         isinstance(seconds, bool)
         or not isinstance(seconds, int | float)
-        or not 0 <= seconds <= _LONGEST_DELAY.total_seconds()
+        or not 0 <= seconds <= LONGEST_DELAY.total_seconds()
     ):
         raise JobOptionError(
             "must be a number of seconds or a timedelta, from 0 to "
-            f"{_LONGEST_DELAY.days} days",
+            f"{LONGEST_DELAY.days} days",
             option=option,
             value=delay,
         )

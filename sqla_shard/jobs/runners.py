@@ -14,7 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
 from functools import partial
+from math import inf
+from numbers import Real
 from time import monotonic
 from typing import Any, TYPE_CHECKING
 
@@ -25,6 +29,7 @@ from sqla_shard.cluster.event_loops import to_the_end
 from sqla_shard.exc import (
     JobArgumentError,
     JobClaimLostError,
+    JobOptionError,
     TaskDefinitionError,
     UnknownTaskError,
 )
@@ -32,7 +37,7 @@ from sqla_shard.exc.base import shown, summary
 from sqla_shard.jobs import claims
 from sqla_shard.jobs.claims import ClaimedJob
 from sqla_shard.jobs.context import as_current, Ending, JobOutcome, RunningJob
-from sqla_shard.jobs.enqueue import seconds_of
+from sqla_shard.jobs.enqueue import LONGEST_DELAY
 from sqla_shard.jobs.tasks import Task
 from sqla_shard.outbox.apply import is_unrun, place_at
 from sqla_shard.session.transaction import TransactionLog
@@ -238,25 +243,35 @@ def _failed(task: Task, running: RunningJob, error: BaseException) -> JobOutcome
         ending = Ending.WRITTEN
     elif running.is_lost or isinstance(error, JobClaimLostError):
         ending = Ending.LOST
+    # It has run already, or would fail again.
+    is_final = isinstance(error, TaskDefinitionError)
+    text, delay = summary(error), 0.0
+    if ending is Ending.FAILED and not is_final:
+        try:
+            delay = _delay(task, running.job)
+        # The policy may be of the application.  The error of the task is kept.
+        except BaseException as second:
+            text += f". Its retry policy failed, too: {summary(second)}"
+            delay = _RETRY_SECONDS
     return JobOutcome(
-        job=running.job,
-        ending=ending,
-        error=summary(error),
-        delay=_delay(task, running.job),
-        # It has run already, or would fail again.
-        is_final=isinstance(error, TaskDefinitionError),
+        job=running.job, ending=ending, error=text, delay=delay, is_final=is_final
     )
 
 
 def _delay(task: Task, job: ClaimedJob) -> float:
-    """Return the seconds before the next attempt.
+    """Return the seconds before the next attempt, which every server can add.
 
-    :raises JobOptionError: if the policy, of an application, returns no such number.
+    :raises JobOptionError: if the policy returns no finite number.
     """
     delay: Any = task.retry.delay(job.attempt)
-    if delay is None:  # It is no delay elsewhere; here a return is missing.
-        delay = "None"
-    return seconds_of(delay, "retry")
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    is_number = isinstance(seconds, Real | Decimal)
+    if not is_number or not abs(seconds) < inf:
+        raise JobOptionError(
+            "must be a finite number of seconds", option="retry", value=delay
+        )
+    # Before float(), which refuses an int that is too large.
+    return float(min(max(seconds, 0), LONGEST_DELAY.total_seconds()))
 
 
 def _arguments(running: RunningJob) -> dict[str, Any]:
@@ -530,7 +545,7 @@ class Repeating:
 def _unforeseen(running: RunningJob, error: BaseException) -> JobOutcome:
     """Return the outcome of a run with an error outside of the task.
 
-    Such as one of a retry policy of the application.
+    Such as that of a thread for its beginning that cannot be started.
     """
     return JobOutcome(
         job=running.job,

@@ -79,6 +79,11 @@ class RetryPolicy:
         Retries that the policy does not have, of a job with a higher
         ``max_attempts``, have the pause of the last one.
 
+        A policy of your own may override this.  A negative number is 0 for the
+        worker, and one over 366 days is 366 days.  If it raises an error or
+        returns no finite number, the retry is after a minute, and the stored
+        error of the job says so after that of the task.
+
         :param retry: its number, from 1.
         """
         return jittered(self.pause(max(1, min(retry, self.retries))), _SPREAD)

@@ -18,7 +18,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from itertools import count
 from typing import Any, ClassVar
@@ -478,6 +481,30 @@ class Odd:
         raise SystemExit
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answering(Linear):
+    """A retry policy that returns, or raises, whatever it is given."""
+
+    answer: Any
+
+    def delay(self, retry: int) -> Any:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+def repr_of(value: object) -> str:
+    return "odd" if isinstance(value, Odd) else repr(value)[:20]
+
+
+def real_cause(session: Any) -> None:
+    raise ValueError("the real cause")
+
+
+async def awaited_cause(session: Any) -> None:
+    raise ValueError("the real cause")
+
+
 class BrokenHandler(logging.Handler):
     def emit(self, record: object) -> None:
         raise ValueError("I/O operation on closed file")
@@ -728,41 +755,101 @@ class Strangers(Suite):
             assert row.attempts == 1
 
     @pytest.mark.parametrize("is_async", [False, True])
-    def test_a_retry_policy_of_the_application(self, cluster, near, defined, is_async):
-        class Odd(Linear):
-            def delay(self, attempt: int) -> float:
-                raise ZeroDivisionError
-
-        def fails_once(session: Any) -> None:
-            raise ValueError
-
-        async def awaited(session: Any) -> None:
-            raise ValueError
-
-        odd = defined(awaited if is_async else fails_once, retry=Odd(2))
-        for _ in range(3):
-            odd.enqueue_now(cluster, near=near)
-        assert work(cluster, "own", concurrency=1).failed == 3
-        for row in rows(cluster):
-            assert (row.state, row.error) == (JobState.PENDING, "ZeroDivisionError: ")
-
-    @pytest.mark.parametrize("delay", [None, "soon", float("nan"), 1e300, -(10**30)])
-    def test_a_retry_policy_without_a_number(self, cluster, near, defined, delay):
-        class Odd(Linear):
-            def delay(self, attempt: int) -> float:
-                return delay
-
-        def fails_once(session: Any) -> None:
-            raise ValueError
-
-        odd = defined(fails_once, retry=Odd(2))
+    @pytest.mark.parametrize(
+        ("answer", "second"),
+        [
+            (ZeroDivisionError(), "ZeroDivisionError: "),
+            (SystemExit(3), "SystemExit: 3"),
+            (asyncio.CancelledError(), "CancelledError: "),
+            (None, "JobOptionError: retry=None: must be a finite number of seconds"),
+            ("soon", "JobOptionError: retry='soon': must be "),
+            (float("nan"), "JobOptionError: retry=nan: must be "),
+            (float("inf"), "JobOptionError: retry=inf: must be "),
+            (1j, "JobOptionError: retry=1j: must be "),
+            (Odd(), ""),
+        ],
+        ids=repr_of,
+    )
+    def test_a_retry_policy_that_fails(
+        self, cluster, near, defined, is_async, answer, second
+    ):
+        """The error of the task is kept, and no other job waits."""
+        kind = awaited_cause if is_async else real_cause
+        odd = defined(kind, retry=Answering(2, answer=answer))
         odd.enqueue_now(cluster, near=near)
         add.enqueue_now(cluster, near, near=near)
         report = work(cluster, "own", "adding", concurrency=1)
         assert (report.succeeded, report.failed) == (1, 1)
         failed, _ = rows(cluster)
-        assert failed.state == JobState.PENDING
-        assert failed.error.startswith("JobOptionError: retry=")
+        assert (failed.state, failed.attempts) == (JobState.PENDING, 1)
+        both = f"ValueError: the real cause. Its retry policy failed, too: {second}"
+        assert failed.error.startswith(both)
+        pause = failed.due_at - failed.created_at
+        assert timedelta(seconds=runners._RETRY_SECONDS) <= pause < timedelta(hours=1)
+
+    @pytest.mark.parametrize(
+        "delay", [-0.5, -(10**400), Decimal(-1), timedelta(-1), False], ids=repr_of
+    )
+    def test_a_retry_without_a_pause(self, cluster, near, defined, delay):
+        """As of a random part that is larger than the pause."""
+        odd = defined(real_cause, retry=Answering(3, answer=delay))
+        odd.enqueue_now(cluster, near=near)
+        assert work(cluster, "own", concurrency=1).failed == 4
+        (row,) = rows(cluster)
+        assert (row.state, row.attempts) == (JobState.FAILED, 4)
+        assert row.error == "ValueError: the real cause"
+
+    @pytest.mark.parametrize(
+        ("delay", "days"),
+        [
+            (Fraction(86400), 1),
+            (400 * 86400, 366),
+            (1e300, 366),
+            (10**400, 366),
+            (timedelta.max, 366),
+        ],
+        ids=repr_of,
+    )
+    def test_a_long_pause_before_a_retry(self, cluster, near, defined, delay, days):
+        odd = defined(real_cause, retry=Answering(3, answer=delay))
+        odd.enqueue_now(cluster, near=near)
+        assert work(cluster, "own", concurrency=1).failed == 1
+        (row,) = rows(cluster)
+        assert (row.state, row.attempts) == (JobState.PENDING, 1)
+        assert row.error == "ValueError: the real cause"
+        pause = row.due_at - row.created_at
+        assert timedelta(days) <= pause < timedelta(days, hours=1)
+
+    @pytest.mark.parametrize("answer", [None, ZeroDivisionError()], ids=repr_of)
+    def test_a_retry_policy_is_not_asked_without_a_retry(
+        self, cluster, near, defined, answer
+    ):
+        """A job that would fail again fails, and others keep their outcomes."""
+
+        def generates(session: Any) -> Iterator[int]:
+            yield 1
+
+        def acknowledged() -> None:
+            with cluster.begin() as session:
+                current_job().ack_with(session)
+            raise ValueError("after its end")
+
+        def is_late() -> None:
+            expire(cluster, current_job().job)
+            current_job().extend()
+
+        options = {"retry": Answering(3, answer=answer), "in_transaction": False}
+        generating = defined(generates, **{**options, "in_transaction": True})
+        generating.enqueue_now(cluster, near=near)
+        for function in (acknowledged, is_late):
+            defined(function, **options).enqueue_now(cluster, near=near)
+        report = work(cluster, "own", concurrency=1)
+        assert (report.failed, report.succeeded, report.lost) == (1, 1, 1)
+        final, written, _ = rows(cluster)
+        assert (final.state, final.attempts) == (JobState.FAILED, 1)
+        assert final.error.startswith("TaskDefinitionError: ")
+        assert "retry" not in final.error
+        assert (written.state, written.error) == (JobState.DONE, None)
 
     def test_a_server_that_goes_away_while_it_is_checked(
         self, cluster, near, monkeypatch
