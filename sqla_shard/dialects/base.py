@@ -657,7 +657,10 @@ class Backend(Protocol):
         ...
 
     def character_sets(self, connection: Connection, table: str) -> dict[str, str]:
-        """Return the character sets of columns of a table, except those of Unicode."""
+        """Return the character sets of columns of a table.
+
+        Except those of which a conversion to Unicode changes no text.
+        """
         ...
 
     def generated(self, connection: Connection, table: str) -> list[str]:

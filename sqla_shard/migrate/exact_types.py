@@ -654,14 +654,47 @@ def exact_table(
     return found
 
 
+#: Character sets with codes of one character: they all become the code of the first.
+#: Found, as the next, by a conversion of all codes of one to three bytes on MariaDB
+#: 10.11 and MySQL 9.7.
+WITH_TWINS = frozenset({"armscii8", "cp932", "eucjpms", "sjis", "ujis"})
+
+#: Those with codes that become U+FFFD, of which some come back as they were.
+_WITH_REPLACEMENT = frozenset({"big5", "tis620"})
+
+
+_TEXT = "CAST({0} AS BINARY)"
+
+_UNICODE = "CAST(CONVERT({0} USING utf8mb4) AS BINARY)"
+
+
 def changed_in_unicode(column: Column[Any], character_set: str) -> ColumnElement[bool]:
-    """Return whether a text is another one after a conversion to Unicode and back.
+    """Return whether a text changes by a conversion to Unicode and back.
 
     :param character_set: that of the column.
     """
-    form = f"CONVERT(CONVERT({{}} USING utf8mb4) USING {character_set})"
-    text: Any = _OnServer(column, form, String())
-    return func.hex(text) != func.hex(column)
+    back = f"CONVERT(CONVERT({{0}} USING utf8mb4) USING {character_set})"
+    # One that the server does not convert at all is NULL.
+    form = f"(NOT (CAST({back} AS BINARY) <=> {_TEXT}))"
+    if character_set in _WITH_REPLACEMENT:
+        form = f"({form} OR LOCATE(x'EFBFBD', {_UNICODE}) > 0)"
+    return _OnServer(column, form, Boolean())
+
+
+def has_more_marks(column: Column[Any]) -> ColumnElement[bool]:
+    """Return whether a text has more question marks in Unicode.
+
+    Each character that is lost is one.
+    """
+    theirs, ours = (
+        f"LENGTH({one}) - LENGTH(REPLACE({one}, '?', ''))" for one in (_UNICODE, _TEXT)
+    )
+    # One that the server does not convert at all is NULL.
+    return _OnServer(column, f"COALESCE({theirs} > {ours}, TRUE)", Boolean())
+
+
+#: A reason of :func:`unfit` for which a row is copied nevertheless.
+DIFFERS = "a JSON value of SQL whose text MySQL reads as another one"
 
 
 def unfit(
@@ -681,12 +714,12 @@ def unfit(
         yield "a JSON null, which a field cannot tell from NULL", is_null
     if not is_mysql(dialect):
         return
-    if isinstance(type_, JSON) and not getattr(dialect, "is_mariadb", False):
-        # Such as a DECIMAL: a text has none.
+    is_mariadb = getattr(dialect, "is_mariadb", False)
+    if isinstance(type_, JSON) and is_raw and not is_mariadb:
+        # Such as a DECIMAL: a text has none.  A field has what Python reads.
         form = "CAST(CAST(CAST({0} AS CHAR) AS JSON) AS CHAR)"
         written: Any = _OnServer(column, form, String())
-        reason = "a JSON value of SQL whose text MySQL reads as another one"
-        yield reason, written != _OnServer(column, "CAST({} AS CHAR)", String())
+        yield DIFFERS, written != _OnServer(column, "CAST({} AS CHAR)", String())
     if getattr(type_, "retrieve_as_bitwise", False):
         number: Any = _OnServer(column, "CAST({} AS UNSIGNED)", Integer())
         # SQLAlchemy reads a number with a sign.

@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Event
 from time import monotonic
-from typing import Any
 
-from sqlalchemy import case, Connection, Engine, func, inspect, select, Table
+from sqlalchemy import (
+    and_,
+    case,
+    Connection,
+    Engine,
+    func,
+    inspect,
+    not_,
+    select,
+    Table,
+)
+from sqlalchemy.sql.elements import ColumnElement
 
 from sqla_shard.cluster.retries import repeat, Retries
 from sqla_shard.dialects import backend_for
@@ -21,7 +31,15 @@ from sqla_shard.engine.rendering import Place, TRANSLATE
 from sqla_shard.exc import StageRefusedError
 from sqla_shard.migrate.copies import locking_transaction, snapshot
 from sqla_shard.migrate.declaration import Lookup, MappingTable, Reference
-from sqla_shard.migrate.exact_types import changed_in_unicode, is_vector, unfit
+from sqla_shard.migrate.exact_types import (
+    changed_in_unicode,
+    DIFFERS,
+    has_more_marks,
+    is_vector,
+    unfit,
+    WITH_TWINS,
+)
+from sqla_shard.migrate.marks import after_key, Key
 from sqla_shard.migrate.move import Move
 from sqla_shard.migrate.passes import last_pass, PASSES
 from sqla_shard.migrate.stages import (
@@ -109,8 +127,12 @@ class Switch:
             for name, places in found.items()
         ]
 
-    def obstacles(self) -> list[str]:
-        """Return a line for each reason for which nothing is copied yet."""
+    def obstacles(self, *, notes: bool = False) -> list[str]:
+        """Return a line for each reason for which nothing is copied yet.
+
+        :param notes: whether to add what changes no character of a text, and so
+            is no such reason.
+        """
         lines = self.missing_tables()
         engine = self._move.engine
         if is_mysql(engine.dialect):
@@ -125,7 +147,7 @@ class Switch:
                 )
         for one in self._move.tables.values():
             lines += _generated_columns(engine, one)
-            lines += _changed_texts(engine, one)
+            lines += _changed_texts(engine, one, notes=notes)
         return lines
 
     def _tables_of_classes(self) -> Iterator[Table]:
@@ -524,7 +546,7 @@ def _problems(move: Move) -> Iterator[str]:
         yield from _problems_of_rows(move, one)
     for table in sorted_tables(move.metadata):
         yield from _problems_of_keys(move, table)
-    yield from Switch(move).obstacles()
+    yield from Switch(move).obstacles(notes=True)
 
 
 def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
@@ -547,9 +569,9 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
             )
     with snapshot(move.engine) as connection:
         triggers = backend.triggers(connection, one.table.name)
-        counts = _counts(connection, one, [condition for *_, condition in conditions])
         if isinstance(one, MovedTable):
             yield from _problems_of_ids(connection, one)
+    counts = _counts(move.engine, one, [condition for *_, condition in conditions])
     if triggers:
         yield (
             f"{one.name} has the triggers {', '.join(triggers)}: shards do "
@@ -558,21 +580,47 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
         )
     for (name, reason, _), count in zip(conditions, counts, strict=True):
         if count:
+            effect = (
+                "the copy has the other one, and a pass finds the row different"
+                if reason == DIFFERS
+                else "a row that does not fit is not copied"
+            )
             yield (
                 f"{one.name}.{name}: {count:,} rows have {reason}; change "
-                "them, or give Moved(convert=..., revert=...): a row that "
-                "does not fit is not copied"
+                f"them, or give Moved(convert=..., revert=...): {effect}"
             )
 
 
+#: Number of rows of a statement that looks at all texts of them.
+_PAGE = 5000
+
+
 def _counts(
-    connection: Connection, one: MovedRows, conditions: Sequence[Any]
-) -> Sequence[int]:
-    """Return how many rows of a table meet each condition."""
+    engine: Engine, one: MovedRows, conditions: Sequence[ColumnElement[bool]]
+) -> list[int]:
+    """Return how many rows of a table meet each condition.
+
+    By pages: one snapshot of all rows would keep the server from purging what is
+    deleted meanwhile.
+    """
+    totals = [0] * len(conditions)
     if not conditions:
-        return ()
+        return totals
+    key = tuple(one.table.primary_key)
     counts = (func.count(case((condition, 1))) for condition in conditions)
-    return connection.execute(select(*counts).select_from(one.table)).one()
+    statement = select(*counts).select_from(one.table)
+    after: Key | None = None
+    while True:
+        page = statement if after is None else statement.where(after_key(key, after))
+        with snapshot(engine) as connection:
+            end = one.marks.page_end(connection, after=after, limit=_PAGE)
+            if end is not None:
+                page = page.where(not_(after_key(key, end)))
+            found = connection.execute(page).one()
+        totals = [total + count for total, count in zip(totals, found, strict=True)]
+        if end is None:
+            return totals
+        after = end
 
 
 def _generated_columns(engine: Engine, one: MovedRows) -> Iterator[str]:
@@ -593,27 +641,49 @@ def _generated_columns(engine: Engine, one: MovedRows) -> Iterator[str]:
             )
 
 
-def _changed_texts(engine: Engine, one: MovedRows) -> Iterator[str]:
-    """Yield the columns with texts that a copy would change, on both sides."""
+def _changed_texts(engine: Engine, one: MovedRows, *, notes: bool) -> Iterator[str]:
+    """Yield the columns with texts that a copy would change, on both sides.
+
+    :param notes: as for :meth:`Switch.obstacles`.
+    """
     backend = backend_for(engine.dialect.name, driver=engine.dialect.driver)
+    quote = engine.dialect.identifier_preparer.quote
+    given = one.conversion
     with snapshot(engine) as connection:
         found = backend.character_sets(connection, one.table.name)
-        sets = {
-            column.name: found[column.name]
-            for column in one.table.columns
-            if column.name in found and column.name not in one.conversion.left
-        }
-        conditions = [
-            changed_in_unicode(one.table.c[name], its) for name, its in sets.items()
-        ]
-        counts = _counts(connection, one, conditions)
-    for (name, its), count in zip(sets.items(), counts, strict=True):
-        if count:
-            yield (
-                f"{one.name}.{name}: {count:,} rows have a text that has no place in "
-                f"Unicode, or another one in {its}: a copy changes it, and a "
-                "comparison does not see it; change them, or let the column be a BLOB"
-            )
+    sets = {
+        column.name: found[column.name]
+        for column in one.table.columns
+        if column.name in found
+        and column.name not in given.left
+        and not given.converts(column.name)
+    }
+    of = one.table.c
+    changes = [changed_in_unicode(of[name], its) for name, its in sets.items()]
+    counts = _counts(engine, one, changes)
+    for (name, its), change, count in zip(sets.items(), changes, counts, strict=True):
+        lost = count
+        if count and its in WITH_TWINS:
+            # Seldom, so that most columns are converted only once.
+            is_lost = and_(change, has_more_marks(of[name]))
+            (lost,) = _counts(engine, one, [is_lost])
+        names = {"table": quote(one.table.name), "column": quote(name), "its": its}
+        twins = _TWINS.format(**names)
+        for number, effect in ((lost, _LOST), (count - lost if notes else 0, twins)):
+            if number > 0:
+                texts = f"{number:,} rows have a text in {its} {effect}"
+                yield f"{one.name}.{name}: {texts}"
+
+
+_LOST = (
+    "with codes that are no character of Unicode: a copy changes them, and a "
+    "comparison does not see it; change them, or let the column be a BLOB"
+)
+_TWINS = (
+    "that comes back with other codes of the same characters, once its row is changed "
+    "after the switch; to have these codes now: UPDATE {table} SET {column} = "
+    "CONVERT(CONVERT({column} USING utf8mb4) USING {its})"
+)
 
 
 def _problems_of_ids(connection: Connection, one: MovedTable) -> Iterator[str]:

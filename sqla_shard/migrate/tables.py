@@ -965,13 +965,15 @@ class ShardObjects(ShardPart):
                 is_late = is_late or name in one.late
             elif name not in one.late:
                 found[name] = value
-            elif name in one.stored:
-                type_: Any = one.late[name].type
-                with _converted(f"{one.cls.__name__}.{name}", reprlib.repr(value)):
-                    found[name], is_same = type_.loaded(value, dialect)
-                is_late = is_late or not is_same
             else:
-                found[name], is_late = _parsed(value, one.late[name]), True
+                column: Any = one.late[name]
+                with _converted(f"{one.cls.__name__}.{name}", reprlib.repr(value)):
+                    found[name], is_same = (
+                        column.type.loaded(value, dialect)
+                        if name in one.stored
+                        else (_parsed(value, column), False)
+                    )
+                is_late = is_late or not is_same
         return found, is_late
 
     def _write_late(self, connection: Connection, rows: Mapping[Key, Row]) -> None:

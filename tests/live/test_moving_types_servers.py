@@ -35,8 +35,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from sqlalchemy.types import TypeDecorator, UserDefinedType
 
 from sqla_shard import blob_field, Cluster, ObjectMixin
+from sqla_shard.dialects.mysql import EXACT_SETS
 from sqla_shard.exc import StageRefusedError
-from sqla_shard.migrate import Declaration, Move, Moved, Owner
+from sqla_shard.migrate import Declaration, Move, Moved, Owner, stage_changes
 from sqla_shard.migrate.passes import backfill, reconcile, verify
 from sqla_shard.migrate.stage_changes import copy_waiting, plan, Switch
 from sqla_shard.types import UTCTimestamp
@@ -863,38 +864,139 @@ def test_connections_that_change_texts_are_refused(fleet, tmp_path):
         assert "the character set None, utf8mb3" in problem
 
 
-def test_texts_that_change_in_unicode_are_refused(fleet, tmp_path):
+def test_texts_that_change_in_unicode_are_refused(fleet, tmp_path, monkeypatch):
     class Sharded(DeclarativeBase):
         pass
 
-    # Bytes without a character, and those of one that has others, too.
-    texts = {"greek": "a4", "cp932": "8790", "euckr": "a2e8", "koi8r": "c1"}
+    # Bytes without a character, one by one; koi8r has one for each.
+    lost = {"greek": "a4", "cp932": "3f81ad", "euckr": "a2e8", "tis620": "ff"}
+    kept = {"koi8r": "c1", "cp932": "3f82a0", "sjis": "3f"}
 
     class Thing(ObjectMixin, Sharded, type_id=1):
         __tablename__ = "things"
         greek: Mapped[str | None] = blob_field()
         cp932: Mapped[str | None] = mapped_column(mysql.VARCHAR(9))
         euckr: Mapped[str | None] = mapped_column(mysql.CHAR(9))
+        tis620: Mapped[str | None] = blob_field()
         koi8r: Mapped[str | None] = blob_field()
+        sjis: Mapped[str | None] = blob_field()
+        handled: Mapped[str | None] = blob_field()
 
-    columns = [Column(name, mysql.VARCHAR(9, charset=name)) for name in texts]
-    with moving(fleet, tmp_path, things(*columns), Moved(cls=Thing)) as move:
+    columns = [
+        Column(name, mysql.VARCHAR(9, charset=name)) for name in {**lost, **kept}
+    ]
+    table = things(*columns, Column("handled", mysql.VARCHAR(9, charset="greek")))
+    moved = Moved(cls=Thing, convert={"handled": str}, revert={"handled": str})
+    monkeypatch.setattr(stage_changes, "_PAGE", 2)
+    with moving(fleet, tmp_path, table, moved) as move:
         insert_rows(
             move,
-            *(f"({name}) VALUES (_binary x'{value}')" for name, value in texts.items()),
-            *(f"({name}) VALUES ('a')" for name in texts),
+            *(f"({name}) VALUES (_binary x'{value}')" for name, value in lost.items()),
+            "(handled) VALUES (_binary x'a4')",
+            *(f"({name}) VALUES (_binary x'{value}')" for name, value in kept.items()),
+            "(greek) VALUES (_binary x'3fa4')",
         )
-        problems = plan(move).problems
-        assert [problem.split(" have ")[0] for problem in problems] == [
-            f"things.{name}: 1 rows" for name in ("greek", "cp932", "euckr")
+        counts = {"greek": 2, "cp932": 1, "euckr": 1, "tis620": 1}
+        assert [problem.split(" with ")[0] for problem in plan(move).problems] == [
+            f"things.{name}: {count} rows have a text in {name}"
+            for name, count in counts.items()
         ]
         with pytest.raises(StageRefusedError, match=r"things\.cp932: 1 rows"):
             Switch(move).go("copying")
         with move.engine.begin() as connection:
-            connection.exec_driver_sql("DELETE FROM things WHERE id <= 3")
+            connection.exec_driver_sql("DELETE FROM things WHERE id <= 4 OR id = 9")
+        assert not plan(move).problems
         Switch(move).go("copying")
         assert backfill(move, jobs=1) == 0
         assert reconcile(move).is_equal
+
+
+def test_texts_with_other_codes_of_their_characters_are_named(fleet, tmp_path):
+    class Sharded(DeclarativeBase):
+        pass
+
+    class Thing(ObjectMixin, Sharded, type_id=1):
+        __tablename__ = "things"
+        name: Mapped[str | None] = mapped_column(mysql.VARCHAR(9))
+        sjis: Mapped[str | None] = blob_field()
+        key: Mapped[str | None] = blob_field()
+
+    columns = [
+        Column(name, mysql.VARCHAR(9, charset=its))
+        for name, its in {"name": "cp932", "sjis": "sjis", "key": "armscii8"}.items()
+    ]
+    with moving(fleet, tmp_path, things(*columns), Moved(cls=Thing)) as move:
+        insert_rows(
+            move,
+            "(name, sjis, `key`) VALUES "
+            "(_binary x'3f8790', _binary x'5c', _binary x'a4')",
+        )
+        before = sent(fleet, "legacy", "CONVERT(name USING utf8mb4)")
+        problems = plan(move).problems
+        assert [problem.split(" that ")[0] for problem in problems] == [
+            "things.name: 1 rows have a text in cp932",
+            "things.sjis: 1 rows have a text in sjis",
+            "things.key: 1 rows have a text in armscii8",
+        ]
+        Switch(move).go("copying")
+        assert backfill(move, jobs=1) == 0
+        assert reconcile(move).is_equal
+        assert sent(fleet, "shards", "name") == before == [("?\u2252".encode(),)]
+        with move.engine.begin() as connection:
+            for problem in problems:
+                connection.exec_driver_sql(problem.split(" now: ")[1])
+        assert not plan(move).problems
+        assert sent(fleet, "legacy", "CONVERT(name USING utf8mb4)") == before
+
+
+def test_texts_of_more_than_half_a_packet_are_looked_at(fleet, tmp_path):
+    class Sharded(DeclarativeBase):
+        pass
+
+    class Thing(ObjectMixin, Sharded, type_id=1):
+        __tablename__ = "things"
+        greek: Mapped[str | None] = blob_field()
+        cp932: Mapped[str | None] = blob_field()
+
+    columns = [
+        Column(name, mysql.LONGTEXT(charset=name)) for name in ("greek", "cp932")
+    ]
+    server = fleet.servers[0]
+    ((size,),) = server.root_execute("SELECT @@GLOBAL.max_allowed_packet")
+    server.root_execute("SET GLOBAL max_allowed_packet = 1048576")
+    try:
+        with moving(fleet, tmp_path, things(*columns), Moved(cls=Thing)) as move:
+            insert_rows(
+                move,
+                "(greek) VALUES (CONCAT(REPEAT('a', 600000), _binary x'a4'))",
+                "(cp932) VALUES (CONCAT(REPEAT('a', 600000), _binary x'81ad'))",
+                "(greek, cp932) VALUES (REPEAT('a', 600000), REPEAT('?', 600000))",
+            )
+            problems = [one.split(" with ")[0] for one in plan(move).problems]
+        assert problems == [
+            "things.greek: 1 rows have a text in greek",
+            "things.cp932: 1 rows have a text in cp932",
+        ]
+    finally:
+        server.root_execute(f"SET GLOBAL max_allowed_packet = {size}")
+
+
+def test_character_sets_with_a_character_for_each_byte(fleet):
+    # Not ascii: MySQL refuses the literal.
+    with fleet.servers[0].root_connect() as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT character_set_name FROM information_schema.character_sets "
+            "WHERE maxlen = 1 AND character_set_name NOT IN ('binary', 'ascii')"
+        )
+        found = set()
+        for (name,) in cursor.fetchall():
+            text = f"_{name} x'{bytes(range(256)).hex()}'"
+            cursor.execute(
+                f"SELECT HEX(CONVERT(CONVERT({text} USING utf8mb4) USING {name}))"
+            )
+            if cursor.fetchone() == (bytes(range(256)).hex().upper(),):
+                found.add(name)
+    assert found == {*EXACT_SETS}
 
 
 def test_values_that_no_text_has_are_named(fleet, server_kind, tmp_path):
@@ -907,18 +1009,56 @@ def test_values_that_no_text_has_are_named(fleet, server_kind, tmp_path):
         __tablename__ = "things"
         members: Mapped[object] = mapped_column(wide)
         doc: Mapped[object] = mapped_column(JSON, nullable=True)
+        note: Mapped[list[float] | None] = blob_field()
 
-    table = things(Column("members", wide), Column("doc", JSON))
+    table = things(Column("members", wide), Column("doc", JSON), Column("note", JSON))
     with moving(fleet, tmp_path, table, Moved(cls=Thing)) as move:
         decimal = "JSON_OBJECT('a', CAST(1.10 AS DECIMAL(10, 2)))"
         insert_rows(
             move,
             f"(members, doc) VALUES ('m63', {decimal}), ('m62', '[1.1, 1e3, \"e\"]')",
+            f"(members, doc) VALUES ('m1', {decimal})",
+            "(members, note) VALUES ('m1', JSON_ARRAY(1.50))",
         )
-        problems = [problem.split(";")[0] for problem in plan(move).problems]
+        problems = [*plan(move).problems]
         of_set = "things.members: 1 rows have the 64th member of a SET, which "
-        of_json = "things.doc: 1 rows have a JSON value of SQL whose text MySQL "
+        of_json = "things.doc: 2 rows have a JSON value of SQL whose text MySQL "
         expected = [of_set, *([of_json] if server_kind.is_mysql else [])]
         assert [problem[: len(of_set)] for problem in problems] == [
             one[: len(of_set)] for one in expected
         ]
+        with move.engine.begin() as connection:
+            connection.exec_driver_sql("DELETE FROM things WHERE id = 1")
+        Switch(move).go("copying")
+        assert backfill(move, jobs=1) == 0
+        assert verify(move).differences == (1 if server_kind.is_mysql else 0)
+        if server_kind.is_mysql:
+            assert problems[1].endswith("a pass finds the row different")
+
+
+def test_a_json_number_that_python_refuses_is_named(mariadb_fleet, tmp_path, caplog):
+    # MySQL has numbers of a DOUBLE only, and refuses the text.
+    class Sharded(DeclarativeBase):
+        pass
+
+    class Thing(ObjectMixin, Sharded, type_id=1):
+        __tablename__ = "things"
+        doc: Mapped[object] = mapped_column(JSON, nullable=True)
+        note: Mapped[list[int] | None] = blob_field()
+
+    table = things(Column("doc", JSON), Column("note", JSON))
+    with moving(mariadb_fleet, tmp_path, table, Moved(cls=Thing)) as move:
+        number = "CONCAT('[', REPEAT('9', 5000), ']')"
+        insert_rows(
+            move,
+            f"(doc) VALUES ({number}), ('[1]')",
+            f"(note) VALUES ({number}), ('[1]')",
+        )
+        Switch(move).go("copying")
+        assert backfill(move, jobs=1) == 2
+        for key in (1, 3):
+            assert f"things {key} was not copied and waits" in caplog.text
+        assert caplog.text.count("4300 digits") == 2
+        assert sent(mariadb_fleet, "shards", "doc") == [(None,), (b"[1]",)]
+        found = verify(move)
+        assert found.waiting + found.differences == 2
