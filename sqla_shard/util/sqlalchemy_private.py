@@ -14,7 +14,8 @@ elements; ``_setup_select_stack`` (1.3), ``visit_*`` (1.3),
 ``_deliver_insertmanyvalues_batches`` (2.0.10) of dialects;
 ``fetchall_for_returning`` (2.0.10) and ``_setup_ins_pk_from_lastrowid`` (1.4)
 of executions; ``_memoized_method_*``, ``_memoized_attr_*`` and
-``_fallback_getattr`` (1.3) of comparators.
+``_fallback_getattr`` (1.3) of comparators; ``_do_commit``, ``_close_impl``,
+``_deactivate_from_connection`` and ``_savepoint`` (1.4) of savepoints.
 """
 
 from __future__ import annotations
@@ -285,8 +286,8 @@ is_flushing: Callable[[Any], bool] = attrgetter("_flushing")
 #: The connections of a session by engine and connection (1.3).
 connections_of: Callable[[Any], dict[Any, Any]] = attrgetter("_connections")
 
-#: The name of the innermost savepoint of a connection (1.3).
-savepoint_name: Callable[[Any], str] = attrgetter("_nested_transaction._savepoint")
+#: Set a savepoint on a connection, and return its name (1.3).
+set_savepoint: Callable[[Any], str] = methodcaller("_savepoint_impl")
 
 
 def autobegin(session: Any) -> Any:

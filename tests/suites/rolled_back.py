@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 
 from sqla_shard import Cluster, scatter, ShardSession
 from sqla_shard.exc import ConcurrentUseError, KeyTakenError
@@ -109,8 +109,147 @@ class RolledBack:
         with cluster.session() as outer, cluster.session() as inner:
             add(outer, first, 1)
             add(inner, first, 2)
-            with pytest.raises(ConcurrentUseError, match="end it before"):
-                outer.commit()
+            outer.commit()
+        assert points(cluster, [first]) == [4]
+
+    @pytest.mark.parametrize("end", ["close", "rollback", "commit"])
+    def test_a_reader_undoes_nothing(self, cluster: Cluster, end: str) -> None:
+        found = [account(cluster, shard_id) for shard_id in range(SHARDS)]
+        with cluster.session() as reader:
+            assert len(reader.get_many(Account, found)) == SHARDS
+            with cluster.begin() as session:
+                add(session, found[1], 2)
+            cluster.run(add, found[-1], 3)
+            getattr(reader, end)()
+            assert reader.get_one(Account, found[1]).points == 2
+        assert points(cluster, [found[1], found[-1]]) == [2, 3]
+
+    def test_readers_end_in_any_order(self, cluster: Cluster) -> None:
+        first = account(cluster, 1)
+        with cluster.session() as later:
+            with cluster.session() as reader:
+                reader.get_one(Account, first)
+                later.get_one(Account, first)
+            later.rollback()
+        with cluster.session() as later:
+            with cluster.session() as writer:
+                add(writer, first, 1)
+                later.get_one(Account, first)
+            # The savepoint of the writer was before its own.
+            add(later, first, 2)
+            later.rollback()
+            assert later.get_one(Account, first).points == 0
+
+    def test_a_reader_that_writes_later(self, cluster: Cluster) -> None:
+        first = account(cluster, 1)
+        with cluster.session() as session:
+            session.get_one(Account, first)
+            cluster.run(add, first, 1)
+            add(session, first, 2)
+            with session.begin_nested() as savepoint:
+                add(session, first, 4)
+                savepoint.rollback()
+            session.rollback()
+            assert session.get_one(Account, first).points == 1
+
+    def test_a_connection_that_is_kept(self, cluster: Cluster) -> None:
+        first = account(cluster, 1)
+        more = text("UPDATE accounts SET points = points + 2")
+        with cluster.session() as session:
+            kept = session.connection({"mapper": Account, "shard_id": 1})
+            with cluster.session() as other:
+                add(other, first, 1)
+                other.commit()
+                kept.execute(more)
+            with kept.begin_nested() as savepoint:
+                kept.execute(more)
+                savepoint.rollback()
+            assert session.get_one(Account, first).points == 3
+            session.rollback()
+            assert session.get_one(Account, first).points == 1
+
+    def test_a_savepoint_around_a_commit(self, cluster: Cluster) -> None:
+        first = account(cluster, 1)
+        with cluster.session() as session:
+            add(session, first, 1)
+            with session.begin_nested() as savepoint:
+                session.get_one(Account, first)
+                cluster.run(add, first, 2)
+                savepoint.rollback()
+            session.commit()
+        assert points(cluster, [first]) == [3]
+
+    @pytest.mark.parametrize("end", ["close", "rollback"])
+    def test_a_rollback_that_would_undo_a_commit(
+        self, cluster: Cluster, end: str
+    ) -> None:
+        found = [account(cluster, shard_id) for shard_id in range(SHARDS)]
+        session = cluster.session(cross_shard="unordered")
+        for one in found:
+            add(session, one, 1)
+        cluster.run(add, found[0], 2)
+        cluster.run(add, found[-1], 2)
+        with pytest.raises(ConcurrentUseError, match="another session has written"):
+            getattr(session, end)()
+        session.close()
+        # What is left is of no session, and in nobody's way.
+        with cluster.session() as session:
+            add(session, found[0], 4)
+            session.rollback()
+            add(session, found[0], 4)
+            session.commit()
+        assert points(cluster, [found[0], found[-1]]) == [7, 3]
+
+    def test_a_session_that_writes_inside_of_another(self, cluster: Cluster) -> None:
+        first = account(cluster, 1)
+        with cluster.session() as outer, cluster.session() as inner:
+            outer.get_one(Account, first)
+            add(inner, first, 1)
+            add(outer, first, 2)
+            with pytest.raises(ConcurrentUseError, match=r"fleet\.empty"):
+                inner.rollback()
+            outer.commit()
+        assert points(cluster, [first]) == [3]
+
+    def test_a_commit_that_fails(self, cluster: Cluster) -> None:
+        def refuse(*args: object) -> None:
+            raise ValueError("no")
+
+        first = account(cluster, 1)
+        with cluster.session() as session:
+            session.last = refuse
+            add(session, first, 1)
+            with pytest.raises(ValueError, match="no"):
+                session.commit()
+        assert points(cluster, [first]) == [0]
+
+    def test_one_call_at_a_time(self, cluster: Cluster) -> None:
+        again = rolled_back(cluster)
+        with pytest.raises(ConcurrentUseError, match="only one fixture"):
+            again.__enter__()
+        first = account(cluster, 1)
+        assert points(cluster, [first]) == [0]
+
+
+class Before:
+    """A session whose transaction began before the test."""
+
+    def test_a_transaction_that_began_before(self, cluster: Cluster) -> None:
+        before = rows(cluster)
+        with cluster.session() as session:
+            session.add(Account(shard_id=1))
+            session.flush()
+            with rolled_back(cluster):
+                session.add(Account(shard_id=1))
+                with pytest.raises(ConcurrentUseError, match="end it first"):
+                    session.commit()
+        with cluster.session() as session:
+            session.scalar(select(func.count()).select_from(Account).options(scatter()))
+            with rolled_back(cluster):
+                session.rollback()
+                session.add(Account(shard_id=1))
+                session.commit()
+        assert rows(cluster) == before
 
 
 def account_of(session: ShardSession, account_id: int) -> int:
