@@ -151,7 +151,7 @@ class _DryCluster:
     placement: PlacementPolicy
     scatters: bool
     watch: None = None
-    caching: None = None
+    cache: None = None
     seal: Seal = field(default_factory=Seal)
 
     def listens(self, name: str) -> bool:

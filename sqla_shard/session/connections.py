@@ -222,6 +222,12 @@ def connect(
 _USER = "user"
 
 
+_IN_USE = (
+    "another thread or task is using this session; a session is for one at a "
+    "time: open one for each"
+)
+
+
 class Usage:
     """Reentrant context manager that refuses a second thread or task.
 
@@ -252,10 +258,21 @@ class Usage:
             # In a child process: the thread in use is one of the parent.
             self.__init__()  # type: ignore[misc]  # reset
         if self._users.setdefault(_USER, user) is not user:
-            raise ConcurrentUseError(
-                "another thread or task is using this session; a session is "
-                "for one at a time: open one for each"
-            )
+            raise ConcurrentUseError(_IN_USE)
+
+    def check(self) -> None:
+        """Refuse a second thread or task, as a use that ends at once.
+
+        :raises ConcurrentUseError: if there is one.
+        """
+        user = self._users.get(_USER)
+        if (
+            user is not None
+            and user is not getcurrent()
+            and self._thread != threading.get_ident()
+            and self._process == os.getpid()
+        ):
+            raise ConcurrentUseError(_IN_USE)
 
     def __exit__(self, *error: object) -> None:
         if self._depth:

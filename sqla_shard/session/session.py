@@ -567,8 +567,9 @@ class ShardSession(ShardedSession):
 
     def flush(self, objects: Any = None) -> None:
         """Flush; see :meth:`sqlalchemy.orm.Session.flush`."""
-        if private.is_clean(self):
-            return  # nearly every autoflush
+        if private.is_clean(self):  # nearly every autoflush
+            self._usage.check()
+            return
         # By autoflush or a listener it may be inside a bulk INSERT or UPDATE.
         apart = nullcontext() if self._bulk is None else outside_bulk(self)
         with self._usage, apart:
