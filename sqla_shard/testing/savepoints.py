@@ -182,7 +182,7 @@ _READS = ("SELECT", "SHOW")
 
 
 class _Server:
-    """What the transaction of a server consists of."""
+    """Parts of the transaction of a server."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
