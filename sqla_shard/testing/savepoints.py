@@ -99,7 +99,7 @@ class _Joined:
     """A connection to each server, in a transaction that nothing commits."""
 
     def __init__(self) -> None:
-        self.servers: dict[Engine, _Server] = {}
+        self.servers: dict[Engine, _ServerTransaction] = {}
         #: Of the session that sends a statement.
         self.log: TransactionLog
 
@@ -124,9 +124,9 @@ class _Joined:
         session.join_transaction_mode = "create_savepoint"
         Session._connection_for_bind(session, server.connection)
 
-    def _begin(self, engine: Engine) -> _Server:
+    def _begin(self, engine: Engine) -> _ServerTransaction:
         connection: Any = engine.connect()
-        server = self.servers[engine] = _Server(connection)
+        server = self.servers[engine] = _ServerTransaction(connection)
         connection.begin()
         event.listen(connection, "before_cursor_execute", self._on_execute)
         # Of sessions that begin, and of their begin_nested().
@@ -181,7 +181,7 @@ class _Joined:
 _READS = ("SELECT", "SHOW")
 
 
-class _Server:
+class _ServerTransaction:
     """Parts of the transaction of a server."""
 
     def __init__(self, connection: Connection) -> None:
@@ -208,7 +208,7 @@ class _Savepoint(NestedTransaction):
 
     __slots__ = ("_joined", "_server", "_start", "log")
 
-    def __init__(self, server: _Server, joined: _Joined) -> None:
+    def __init__(self, server: _ServerTransaction, joined: _Joined) -> None:
         super().__init__(server.connection)
         self.log = joined.log
         self._joined, self._server = joined, server
