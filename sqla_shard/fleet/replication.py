@@ -8,7 +8,6 @@ MariaDB, sets of GTIDs on MySQL.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -431,14 +430,8 @@ class MySQLReplication(Replication):
             applier = self.admin.value(_APPLIER)
             if applier is not None:
                 self.admin.kill(applier)
-                deadline = time.monotonic() + _KILL_SECONDS
-                while not self._has_no_applier() and time.monotonic() < deadline:
-                    time.sleep(0.01)
+                self._within(_KILL_SECONDS, lambda s: s is None or s.applier != "Yes")
         self.stop()
-
-    def _has_no_applier(self) -> bool:
-        status = self.status()
-        return status is None or status.applier != "Yes"
 
     def adopt(self, position: str, history: str = "") -> None:
         """Delete the binary log, and set ``gtid_purged``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -451,8 +451,14 @@ class Replication(ABC):
 
     def runs_within(self, seconds: float) -> bool:
         """Wait until a standby receives and applies; False if it is late."""
+        return self._within(seconds, lambda status: status is not None and status.runs)
+
+    def _within(
+        self, seconds: float, is_reached: Callable[[ReplicationStatus | None], bool]
+    ) -> bool:
+        """Wait for a status; False if it is late."""
         deadline = time.monotonic() + seconds
-        while not ((status := self.status()) and status.runs):
+        while not is_reached(self.status()):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)
