@@ -61,7 +61,7 @@ def init_command(
     from sqlalchemy import make_url
 
     from sqla_shard import schema
-    from sqla_shard.cli.init_services import compose_files, compose_urls, systemd_files
+    from sqla_shard.cli.init_services import compose_files, compose_urls, systemd_units
     from sqla_shard.testing.topology_documents import topology_document
     from sqla_shard.topology import DEFAULT_PLACEHOLDERS, to_json, Topology
     from sqla_shard.util.masking import redact
@@ -117,7 +117,7 @@ def init_command(
     }
     files[directory / _TOPOLOGY] = to_json(topology)
     files[directory / ".gitignore"] = b"__pycache__/\n/data/\n"
-    services = {}
+    services, units = {}, []
     # Valid for docker compose, and as a prefix of cached values.
     project = re.sub(r"[^a-z0-9_-]+", "-", place.name.lower()).strip("-_")[:40]
     project = project or "project"
@@ -125,13 +125,14 @@ def init_command(
         services = compose_files(project, list(names))
     if systemd:
         given = " ".join((*urls, *standbys))
-        services |= systemd_files(
+        units = systemd_units(
             project,
             place,
             [name for name in DEFAULT_PLACEHOLDERS if f"${{{name}}}" in given],
             has_cache=compose,
             has_standbys=bool(standbys),
         )
+    services |= {unit.path: unit.text for unit in units}
     files |= {directory / path: text.encode() for path, text in services.items()}
     try:
         for path, content in files.items():
@@ -155,13 +156,7 @@ def init_command(
         if compose
         else ""
     )
-    units = ""
-    for name, text in services.items():
-        for values, file in re.findall(r"# (.+)\nEnvironmentFile=(.+)", text):
-            folder = os.path.dirname(file)
-            units += f"\n  sudo mkdir -pm 700 {folder} && sudoedit {file}  # {values}"
-        if ".service" in name:
-            units += f'\n  sudo systemctl enable --now "$PWD"/{name}'
+    ends = "".join(f"\n  {step}" for unit in units for step in unit.steps)
     # Else cd would take it as options.
     dashes = "-- " if str(directory).startswith("-") else ""
     for path in (*files, *made):
@@ -172,5 +167,5 @@ def init_command(
         '  alembic revision --autogenerate -m "first tables"\n'
         "  sqla-shard schema upgrade\n"
         "  python app.py\n"
-        f"  python -m pytest{units}"
+        f"  python -m pytest{ends}"
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Ports of this machine; a server of its own may have 3306, and 33060 is that
 #: of another protocol of MySQL.
@@ -115,14 +116,38 @@ def compose_files(project: str, servers: Sequence[str]) -> dict[str, str]:
     }
 
 
-def systemd_files(
+class Unit(NamedTuple):
+    """A unit of systemd.
+
+    :ivar path: in the directory of the project.
+    :ivar environment: file with its variables; empty if it needs none.
+    :ivar values: the variables, for whoever writes that file.
+    """
+
+    path: str
+    text: str
+    environment: str
+    values: str
+
+    @property
+    def steps(self) -> list[str]:
+        """The commands that start it."""
+        steps = [f'sudo systemctl enable --now "$PWD"/{self.path}']
+        if self.environment:
+            folder = os.path.dirname(self.environment)
+            edit = f"sudoedit {self.environment}  # {self.values}"
+            steps.insert(0, f"sudo mkdir -pm 700 {folder} && {edit}")
+        return steps
+
+
+def systemd_units(
     project: str,
     directory: Path,
     variables: Sequence[str],
     *,
     has_cache: bool,
     has_standbys: bool,
-) -> dict[str, str]:
+) -> list[Unit]:
     """Return the units of a worker, and of a watcher if there are standbys.
 
     They have the paths and the user of this process.
@@ -140,36 +165,37 @@ def systemd_files(
         "directory": str(directory).replace("%", "%%"),
         "program": json.dumps(program, ensure_ascii=False),
     }
+
+    def unit(name: str, values: str, settings: Sequence[str], **texts: str) -> Unit:
+        file = f"/etc/{project}/{name}.env" if values else ""
+        # Without "-", which would hide that there is no such file.
+        own = [f"# {values}", f"EnvironmentFile={file}"] if values else []
+        text = _UNIT.format(settings="\n".join([*own, *settings]), **texts, **shared)
+        return Unit(f"systemd/{project}-{name}.service", text, file, values)
+
     # After a failover the file in the directory is not what is in ZooKeeper.
     place = "SQLA_SHARD_TOPOLOGY=zookeeper://..."
-    values = [f"{name}=..." for name in variables]
-    if has_standbys:
-        values.insert(0, place)
-    settings = []
-    # Without "-", which would hide that there is no such file.
-    if values:
-        settings.append(f"# {' and '.join(values)}")
-        settings.append(f"EnvironmentFile=/etc/{project}/worker.env")
-    if has_cache:
-        settings.append("Environment=SQLA_SHARD_CACHE=cache.toml")
-    # Longer than the 25 seconds that its tasks have to end.
-    settings.append("TimeoutStopSec=35")
-    files = {
-        f"systemd/{project}-worker.service": _UNIT.format(
+    cache = ["Environment=SQLA_SHARD_CACHE=cache.toml"] if has_cache else []
+    units = [
+        unit(
+            "worker",
+            " and ".join([place] * has_standbys + [f"{v}=..." for v in variables]),
+            # Longer than the 25 seconds that its tasks have to end.
+            [*cache, "TimeoutStopSec=35"],
             use="Runs jobs, and what transactions left to do; two machines run it.",
             description=f"Jobs of {project}",
-            settings="\n".join(settings),
             command="worker --models models --deliver",
-            **shared,
         )
-    }
+    ]
     if has_standbys:
-        files[f"systemd/{project}-watcher.service"] = _UNIT.format(
-            use="Promotes the standby of a lost primary; three machines run it.",
-            description=f"Failover of {project}",
-            settings=f"# {place} and the accounts of the fleet\n"
-            f"EnvironmentFile=/etc/{project}/watcher.env",
-            command="fleet watch --watchers 3",
-            **shared,
+        units.append(
+            unit(
+                "watcher",
+                f"{place} and the accounts of the fleet",
+                [],
+                use="Promotes the standby of a lost primary; three machines run it.",
+                description=f"Failover of {project}",
+                command="fleet watch --watchers 3",
+            )
         )
-    return files
+    return units
