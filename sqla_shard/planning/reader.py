@@ -82,7 +82,7 @@ from sqla_shard.planning.sources import (
     UnsupportedConstruct,
 )
 from sqla_shard.planning.specs import kind_of
-from sqla_shard.types import IdType
+from sqla_shard.types import IdType, ShardedId
 from sqla_shard.util import sqlalchemy_private as private
 
 # SQLAlchemy decides the FROM of a nested SELECT while it compiles a statement:
@@ -238,6 +238,8 @@ class Reader:
         if isinstance(select, CompoundSelect):
             if outer is not None or in_from:
                 self._check_union(select)
+            else:
+                self._check_shown_union(select)
             return [
                 block
                 for part in select.selects
@@ -325,20 +327,36 @@ class Reader:
 
     def _check_union(self, select: Any) -> None:
         """Refuse a UNION whose column holds local ids of two kinds."""
-        first, *others = [
-            [form_of(c) for c in part.selected_columns]
-            for part in select.selects
-            if hasattr(part, "selected_columns")
-        ] or [[]]
-        for other in others:
-            for one, two in zip(first, other, strict=False):
-                if are_incomparable(one, two):
-                    self._refuse(
-                        "UNION",
-                        "a UNION puts local ids of two types, or a local id "
-                        "and something else, into one column; write "
-                        "full_id() in each part",
-                    )
+        for one, two in _united(select):
+            if are_incomparable(form_of(one), form_of(two)):
+                self._refuse(
+                    "UNION",
+                    "a UNION puts local ids of two types, or a local id "
+                    "and something else, into one column; write "
+                    "full_id() in each part",
+                )
+
+    def _check_shown_union(self, select: Any) -> None:
+        """Refuse a UNION whose rows have other ids than its first SELECT says.
+
+        The servers return whole ids, which are read as ids of that type: those
+        of another one would look like local ids that have too many bits.
+        """
+        for one, two in _united(select):
+            other = composed(two)
+            kind, other = kind_of(one), kind_of(two if other is None else other)
+            if (
+                isinstance(kind, ShardedId)
+                and not kind.layout.is_whole
+                and any(map(is_column, walk(two)))
+                and (getattr(other, "type_id", None), getattr(other, "layout", None))
+                != (kind.type_id, kind.layout)
+            ):
+                self._refuse(
+                    "UNION",
+                    f"a UNION returns {two} as {one}, whose type its first "
+                    f"SELECT gives to the column; write full_id({one}) there",
+                )
 
     def _dml(self, statement: Any) -> None:
         block = Block(None, Level(), statement)
@@ -589,6 +607,17 @@ def _expressions(select: Any) -> Iterator[Any]:
     yield from private.having_criteria(select)
     yield from private.order_by_clauses(select)
     yield from private.group_by_clauses(select)
+
+
+def _united(select: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each column of the first part of a UNION with those of the others."""
+    first, *others = [
+        list(map(unlabelled, part.selected_columns))
+        for part in select.selects
+        if hasattr(part, "selected_columns")
+    ] or [[]]
+    for other in others:
+        yield from zip(first, other, strict=False)
 
 
 def _assignments(statement: Any) -> Iterator[tuple[Any, Any]]:

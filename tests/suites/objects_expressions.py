@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import aliased, Bundle, with_loader_criteria
 
-from sqla_shard import scatter
+from sqla_shard import full_id, scatter
 from sqla_shard.exc import (
     BlobValueError,
     InvalidIdError,
@@ -291,16 +291,18 @@ class ExpressionSuite(Suite):
     def test_a_union_of_other_types(self, cluster, session):
         board = stored(cluster, Board, title="t", shard_id=SHARD)
         first = select(Board.id).where(Board.id == board)
-        others = [
-            Board.title,
-            literal(Decimal("1e12") + Decimal("0.5")),
-            literal(2**40 + 0.5),
-        ]
+        others = [literal(Decimal("1e12") + Decimal("0.5")), literal(2**40 + 0.5)]
         assert session.scalars(union_all(first, first)).all() == [board] * 2
         for other in others:
             second = select(other).where(Board.id == board)
             with pytest.raises(InvalidIdError, match="each SELECT of a UNION"):
                 session.scalars(union_all(first, second)).all()
+        # Local ids that have too many bits have another type, too.
+        for other in (Board.title, Pin.id, Pin.board_id, full_id(Pin.id)):
+            second = select(other)
+            for both in (first.union(second), union_all(first, first, second)):
+                with pytest.raises(UnsupportedStatementError, match="there"):
+                    session.scalars(both, bind_arguments={"shard_id": SHARD})
 
     def test_defaults_of_older_records(self, cluster, session):
         """SQL takes the default for what Python shows it for."""

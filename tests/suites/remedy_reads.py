@@ -584,6 +584,22 @@ READS: dict[str, Case] = {
         ),
         answer=lambda s, d: {d.users[1], d.posts[0]},
     ),
+    "a UNION that shows two kinds of ids": Case(
+        refused=lambda s, d: s.execute(
+            select(User.id)
+            .where(User.id == d.users[1])
+            .union(select(Post.id).where(Post.id == d.posts[0]))
+        ),
+        names=("a UNION returns", "write full_id("),
+        remedy=lambda s, d: set(
+            s.scalars(
+                select(full_id(User.id))
+                .where(User.id == d.users[1])
+                .union(select(Post.id).where(Post.id == d.posts[0]))
+            )
+        ),
+        answer=lambda s, d: {d.users[1], d.posts[0]},
+    ),
     "TABLESAMPLE": Case(
         refused=lambda s, d: s.execute(
             select(func.count()).select_from(User.__table__.tablesample(1))
