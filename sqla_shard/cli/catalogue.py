@@ -72,8 +72,11 @@ class LazyGroup(click.Group):
             from difflib import get_close_matches
 
             known = self._paths(ctx)
-            for near in get_close_matches(name, known, n=1):
-                meant = " or ".join(map(repr, known[near]))
+            # "statsu" is nearer to the "stats" of groups than to "status".
+            near = [name] if name in known else []
+            near = near or get_close_matches(name, self.modules, n=1, cutoff=0.75)
+            for one in near or get_close_matches(name, known, n=1):
+                meant = " or ".join(map(repr, known[one]))
                 ctx.fail(f"No such command {name!r}; did you mean {meant}?")
         return super().resolve_command(ctx, args)
 

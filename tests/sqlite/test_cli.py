@@ -47,6 +47,10 @@ def test_the_entry_point_is_main():
         (("provsion",), "'schema provision'"),
         (("resume",), "'fleet resume' or 'queue resume'"),
         (("statu",), "'status'"),
+        (("statsu",), "'status'"),
+        (("statys",), "'status'"),
+        (("stats",), "'cache stats' or 'queue stats'"),
+        (("failove",), "'fleet failover'"),
         (("fleet", "rebuild"), "'replica rebuild'"),
     ],
 )
