@@ -403,6 +403,18 @@ class TestServing:
         assert status("/explain?q=7", "same-origin", *link) == 200
         assert status("/explain?q=7", "none", *link) == 200
 
+    def test_an_origin_without_other_headers_is_judged(self, scene):
+        """Browsers send Sec-Fetch-Site to HTTPS, and to this machine, only."""
+        client = scene.client()
+
+        def status(**headers: str) -> int:
+            return client.get("/pools", headers=headers).status_code
+
+        assert status(Host="127.0.0.1:8417") == 200
+        for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "x"):
+            assert status(Host="127.0.0.1:8417", Origin=origin) == 403
+        assert status(Host="127.0.0.1:8417", Origin="http://127.0.0.1:8417") == 200
+
     @pytest.mark.parametrize("host", ["192.0.2.1", "::"])
     def test_it_is_served_on_the_loopback_interface_only(self, scene, host):
         with pytest.raises(ExtensionSetupError, match="without a login"):

@@ -119,11 +119,17 @@ def check_site(*, links: bool = True) -> None:
     :raises werkzeug.exceptions.Forbidden: if it comes from there.
     """
     headers = request.headers
+    site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin", "")
+    # Old browsers, and all over plain HTTP.  A GET of the page itself has no
+    # Origin; a form has one, of the host that a proxy shows, and a token.
+    if site is None and origin and request.method in ("GET", "HEAD"):
+        is_own = origin.partition("://")[2] == request.host.lower()
+        site = None if is_own else "cross-site"
     is_link = request.method == "GET" and (
         headers.get("Sec-Fetch-Mode") == "navigate"
         and headers.get("Sec-Fetch-Dest") == "document"
     )
-    if headers.get("Sec-Fetch-Site") not in _SAME_SITES and not (links and is_link):
+    if site not in _SAME_SITES and not (links and is_link):
         abort(403, "The request comes from another site.")
 
 
