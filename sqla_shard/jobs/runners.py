@@ -75,6 +75,7 @@ class Beginnings:
         self._cluster = cluster
         self._turn = threading.Lock()
         self._last: RunningJob | None = None
+        self._hooks = threading.gettrace(), threading.getprofile()
         self._pools: dict[int, ThreadPoolExecutor] = {}
 
     def begin(self, running: RunningJob) -> JobOutcome | None:
@@ -108,8 +109,25 @@ class Beginnings:
         return self._pools[most]
 
     def end(self, running: RunningJob) -> None:
-        """Let the next job begin."""
+        """Let the next job begin, in threads that can begin."""
+        self._check_hooks()
         running.has_ended.set()
+
+    def _check_hooks(self) -> None:
+        """Undo ``threading.settrace()`` of a job, if each new thread dies of it.
+
+        That of a debugger stays.
+        """
+        if self._hooks == (threading.gettrace(), threading.getprofile()):
+            return
+        lives = threading.Event()
+        probe = threading.Thread(target=lives.set, name="sqla-shard-probe", daemon=True)
+        probe.start()
+        probe.join(_TIMEOUT)
+        if not lives.is_set():
+            trace, profile = self._hooks
+            threading.settrace(trace)
+            threading.setprofile(profile)
 
     def close(self) -> None:
         """Give up the jobs of event loops that wait."""
@@ -591,6 +609,8 @@ class Runners:
                 )
             self._loop.submit(running)
             return
+        # A function for threading.settrace() of a job may end one as it begins.
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
         if len(self._threads) < self._concurrency:
             thread = threading.Thread(
                 target=self._serve,

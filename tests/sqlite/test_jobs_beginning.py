@@ -16,7 +16,7 @@ from sqlalchemy import event, update
 from sqla_shard import Cluster
 from sqla_shard.jobs import current_job, JobState, runners, Worker
 from sqla_shard.jobs.context import Ending, JobOutcome, RunningJob
-from sqla_shard.jobs.runners import Beginnings, run_job
+from sqla_shard.jobs.runners import Beginnings, run_job, Runners
 from sqla_shard.outbox.tables import JOBS
 from sqla_shard.testing.local_server import wait_until
 from tests.models.job_models import (
@@ -181,6 +181,63 @@ class TestEnds(Suite):
         worker._note(JobOutcome(job=job, ending=Ending.RELEASED, error="it is down"))
         assert (worker._report.failed, worker._report.released) == (1, 0)
         assert "attempt 1 of 3: it is down" in caplog.text
+
+
+@pytest.fixture
+def hooks():
+    before = threading.gettrace(), threading.getprofile()
+    yield before
+    threading.settrace(before[0])
+    threading.setprofile(before[1])
+
+
+class TestHooks(Suite):
+    """Functions that new threads of the process call."""
+
+    def run(self, cluster: Cluster, near: int, task: Any) -> JobOutcome:
+        task.enqueue_now(cluster, near=near)
+        (job,) = claimed(cluster, near, "own")
+        return run_job(cluster, running_of(cluster, job), Beginnings(cluster))
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    @pytest.mark.parametrize("name", ["settrace", "setprofile"])
+    def test_those_that_end_each_new_thread_are_undone(
+        self, cluster, near, defined, hooks, name
+    ):
+        def fails(*of_the_frame: object) -> None:
+            raise RuntimeError
+
+        def sets() -> None:
+            getattr(threading, name)(fails)
+
+        outcome = self.run(cluster, near, defined(sets, in_transaction=False))
+        assert (threading.gettrace(), threading.getprofile()) == hooks
+        assert outcome.ending is Ending.SUCCEEDED
+
+    def test_that_of_a_debugger_stays(self, cluster, near, defined, hooks):
+        seen: list[object] = []
+
+        def sets() -> None:
+            threading.setprofile(lambda frame, event, argument: seen.append(frame))
+
+        self.run(cluster, near, defined(sets, in_transaction=False))
+        assert threading.getprofile() not in hooks
+        assert seen
+
+    def test_a_thread_that_has_ended_is_replaced(self, cluster, near, monkeypatch):
+        outcomes: list[JobOutcome] = []
+        found = Runners(cluster, 1, lambda running, outcome: outcomes.append(outcome))
+        monkeypatch.setattr(found, "_serve", lambda jobs: None)
+        for number in range(2):
+            add.enqueue_now(cluster, near, near=near)
+            (job,) = claimed(cluster, near)
+            found.submit(running_of(cluster, job))
+            if not number:
+                found._threads[0].join(WAIT)
+                monkeypatch.undo()
+        assert wait_until(lambda: len(outcomes) == 2, seconds=WAIT)
+        found.close()
+        assert counters(cluster, [near]) == [2]
 
 
 class TestTurns(Suite):
