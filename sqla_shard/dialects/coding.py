@@ -12,11 +12,11 @@ that SQLAlchemy caches what it has found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
@@ -815,80 +815,104 @@ def _coded(
     pairs = [*values, *chain.from_iterable(columns)]
     beside = [value for value, _ in pairs]
     formats = [type_ for _, type_ in pairs if type_ is not None]
-    found = formats[0] if formats else None
-    if found is None and any(map(_is_unknown, beside)):
-        # ``func.lower(Pin.color) == Color.RED``
-        is_own, found = False, _encoded_inside(beside)
-    is_mixed = _is_mixed(beside)
-    if found is None and not is_mixed:
-        return None
     times = next(filter(_time_kept, formats), None)
-    # Not for a column alone, whose index is used; a function of it and of a text
-    # returns a text.
-    converts = converts or len(values) > len(parts)
-    if chosen and values and times is not None and not _time_kept(found):
-        raise UnsupportedStatementError(
-            f"{times.label} stands behind a column of another format, which "
-            "the server would return for both; name the field first",
-            construct="coalesce()",
-        )
-
-    def coded(value: Any, own: Any) -> Any:
-        if isinstance(value, BindParameter):
-            if isinstance(value.type, (Beside, Encoded)):
-                return value
-            return _retyped(value, Beside(value.type, found, is_own))
-        is_member = own is None and _is_member(value, found)
-        if own is None and not is_member and _binds(value, found):
-            raise _unreachable(construct, found)
-        if times is not None and (chosen or converts):
-            return _time_text(value, own, times, is_strict=chosen)
-        if times is not None and compares is not None:
-            return _moment(value, own, times)
-        if is_member and (chosen or compares is not None):
-            return _member_text(value, found)
-        return value
-
+    encoded = formats[0] if formats else None
+    if encoded is None and any(map(_is_unknown, beside)):
+        # ``func.lower(Pin.color) == Color.RED``
+        is_own, encoded = False, _encoded_inside(beside)
     new = {id(value): value for value, _ in values}
-    if found is not None:
-        new = {id(value): coded(value, own) for value, own in values}
-        if columns and _read_dates(columns, coded, found, times, construct):
+    if encoded is not None:
+        if chosen and values and times is not None and not _time_kept(encoded):
+            raise UnsupportedStatementError(
+                f"{times.label} stands behind a column of another format, which "
+                "the server would return for both; name the field first",
+                construct="coalesce()",
+            )
+        # Not for a column alone, whose index is used; a function of it and of a
+        # text returns a text.
+        converts = converts or chosen or len(values) > len(parts)
+        form = _FieldFormat(
+            encoded, times, construct, is_own, compares, chosen, converts
+        )
+        new = {id(value): form.converted(value, own) for value, own in values}
+        if form.has_dates(columns):
             new |= {id(value): _AsMoment(value) for value, own in values if own}
-    if is_mixed:
+    if _is_mixed(beside):
         _collate(values, new)
     if all(new[id(value)] is value for value, _ in values):
         return None
-    if found is not None and compares is not None and not found.is_compared:
-        raise found.refusal(compares)
+    if encoded is not None and compares is not None and not encoded.is_compared:
+        raise encoded.refusal(compares)
     return [_with_values(part, new) for part in parts]
 
 
-def _read_dates(
-    columns: Iterable[Sequence[tuple[Any, Any]]],
-    coded: Callable[[Any, Any], Any],
-    found: Any,
-    times: Any,
-    construct: str,
-) -> bool:
-    """Return whether columns of other SELECTs are dates beside moments.
+class _FieldFormat(NamedTuple):
+    """The format of the values beside a field.
 
-    :param columns: the values of each column, with the types of their fields.
-    :param coded: returns a value in the format of the field.
-    :raises UnsupportedStatementError: if a value is not in that format.
+    :ivar encoded: the type of the field.
+    :ivar times: that of the first field with texts of times; None if there is none.
     """
-    are_dates = False
-    for column in columns:
-        own = next((type_ for _, type_ in column if type_ is not None), None)
-        # What stands beside a field there is compiled with that SELECT.
-        if own is not None and _time_kept(times) in (None, _time_kept(own)):
-            continue
-        for value, type_ in column:
-            is_date = times is not None and _kind_of_time(value) is date
-            is_same = coded(value, type_) is value or _is_stored(value, found)
-            if not is_same and not is_date:
-                raise _unreachable(construct, times or found)
-            are_dates = are_dates or (is_date and _time_kept(times) is datetime)
-    return are_dates
+
+    encoded: Any
+    times: Any
+    construct: str
+    is_own: bool
+    compares: str | None
+    chosen: bool
+    converts: bool
+
+    def converted(self, value: Any, own: Any) -> Any:
+        """Return a value in this format.
+
+        :param own: the type of the field in whose format it is, or None.
+        :raises UnsupportedStatementError: if it cannot be in that format.
+        """
+        if isinstance(value, BindParameter):
+            if isinstance(value.type, (Beside, Encoded)):
+                return value
+            return _retyped(value, Beside(value.type, self.encoded, self.is_own))
+        is_member = own is None and _is_member(value, self.encoded)
+        if own is None and not is_member and _binds(value, self.encoded):
+            raise self._unreachable(self.encoded)
+        if self.times is not None and self.converts:
+            return _time_text(value, own, self.times, is_strict=self.chosen)
+        if self.times is not None and self.compares is not None:
+            return _moment(value, own, self.times)
+        if is_member and (self.chosen or self.compares is not None):
+            return _member_text(value, self.encoded)
+        return value
+
+    def has_dates(self, columns: Iterable[Sequence[tuple[Any, Any]]]) -> bool:
+        """Return whether columns of other SELECTs are dates beside moments.
+
+        :param columns: the values of each column, with the types of their fields.
+        :raises UnsupportedStatementError: if a value is not in this format.
+        """
+        are_dates = False
+        for column in columns:
+            own = next((type_ for _, type_ in column if type_ is not None), None)
+            # What stands beside a field there is compiled with that SELECT.
+            if own is not None and _time_kept(self.times) in (None, _time_kept(own)):
+                continue
+            for value, type_ in column:
+                is_date = self.times is not None and _kind_of_time(value) is date
+                is_same = self.converted(value, type_) is value or _is_stored(
+                    value, self.encoded
+                )
+                if not is_same and not is_date:
+                    raise self._unreachable(self.times or self.encoded)
+                are_dates = are_dates or (
+                    is_date and _time_kept(self.times) is datetime
+                )
+        return are_dates
+
+    def _unreachable(self, encoded: Any) -> UnsupportedStatementError:
+        return UnsupportedStatementError(
+            f"a {self.construct} beside {encoded.label} has a column or a value of "
+            "another format than the field's: join the table of the column instead; "
+            f"give a value the type of the field, literal(value, {encoded.label}.type)",
+            construct=self.construct,
+        )
 
 
 def _collate(values: Sequence[tuple[Any, Any]], new: dict[int, Any]) -> None:
@@ -924,15 +948,6 @@ def _is_stored(value: Any, encoded: Any) -> bool:
     """Return whether a value of another SELECT may be in a field's format."""
     return isinstance(value, BindParameter) and (
         isinstance(value.type, (Beside, Encoded)) or _may_be_stored(value, encoded)
-    )
-
-
-def _unreachable(construct: str, encoded: Any) -> UnsupportedStatementError:
-    return UnsupportedStatementError(
-        f"a {construct} beside {encoded.label} has a column or a value of "
-        "another format than the field's: join the table of the column instead; "
-        f"give a value the type of the field, literal(value, {encoded.label}.type)",
-        construct=construct,
     )
 
 

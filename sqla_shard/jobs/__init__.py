@@ -10,7 +10,6 @@ writes the shard of its job is acknowledged by the same transaction.
 ``enqueue``        the shard, the options and the row of a new job
 ``tasks``          the decorator ``task``: retries, periodic tasks
 ``hints``          workers are notified of jobs after COMMIT
-``hint_channels``  where hints are sent: between processes
 ``context``        the job that runs: what its task can do with it
 ``runners``        the threads, and the event loop, of a worker: calls of tasks
 ``queues``         counts, pauses and limits of queues

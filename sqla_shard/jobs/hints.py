@@ -5,6 +5,9 @@ workers of the process at once, and to those of others through Redis or
 ZooKeeper, if :func:`share_hints` has named one, from a thread: COMMIT does not
 wait for it.  A hint may be lost, or come for nothing; workers also look for
 jobs without it.
+
+The channel is one of Redis, or a node of ZooKeeper, whose content is the last
+message: of two that come within some milliseconds the first may be lost.
 """
 
 from __future__ import annotations
@@ -14,15 +17,17 @@ import queue
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, TYPE_CHECKING
+from typing import Any, Protocol, TYPE_CHECKING
 from weakref import finalize, WeakKeyDictionary
 
 from sqla_shard.cluster.event_loops import Loops
+from sqla_shard.exc import JobOptionError, MissingExtraError, TopologyError
 from sqla_shard.jobs.claims import JobState
-from sqla_shard.jobs.hint_channels import Channel, channel_at, TIMEOUT
 from sqla_shard.jobs.survey import DueGroup
+from sqla_shard.topology.follow import is_zookeeper, zookeeper_options
 from sqla_shard.util.json_values import parsed_json
 from sqla_shard.util.logs import careful_log
+from sqla_shard.util.masking import redact
 from sqla_shard.util.processes import in_children
 
 if TYPE_CHECKING:
@@ -33,7 +38,11 @@ _log = careful_log(__name__)
 #: Called with groups that have a due job, by any thread.
 Listener = Callable[[Collection[DueGroup]], None]
 #: Hints that wait while nothing responds; others are dropped.
-_MOST_WAITING = 1000
+_MAX_WAITING = 1000
+#: Seconds to wait for a response of Redis or ZooKeeper.
+_TIMEOUT = 1.0
+#: Seconds between two looks whether a worker still listens.
+_LOOK = 0.5
 
 
 def share_hints(
@@ -181,12 +190,12 @@ class _Exchange:
             sender, self._sender = self._sender, None
         if sender is not None:
             self._waiting.put(None)
-            sender.join(TIMEOUT)
+            sender.join(_TIMEOUT)
         self._channel.close()
 
     def send(self, groups: Collection[DueGroup]) -> None:
         """Let the thread send hints."""
-        if self._waiting.qsize() < _MOST_WAITING:
+        if self._waiting.qsize() < _MAX_WAITING:
             self._waiting.put(groups)
         with self._lock:
             if self._sender is None and not self._is_closed:
@@ -234,7 +243,7 @@ class _Exchange:
         """End the thread that receives hints."""
         self._end.set()
         if self._listener is not None:
-            self._listener.join(TIMEOUT)
+            self._listener.join(_TIMEOUT)
             self._listener = None
 
     def _listen(self, end: threading.Event) -> None:
@@ -246,7 +255,7 @@ class _Exchange:
                         self._notify(_unpacked(message))
             except Exception as error:  # as above
                 self._report("listening", error)
-                end.wait(TIMEOUT)
+                end.wait(_TIMEOUT)
 
     def _report(self, what: str, error: Exception) -> None:
         if what not in self._failing:
@@ -284,3 +293,89 @@ def _unpacked(data: bytes) -> set[DueGroup]:
         for one in (found if isinstance(found, list) else ())
         if isinstance(one, list) and list(map(type, one)) == _TYPES
     }
+
+
+class Channel(Protocol):
+    """Sends messages to other processes, from one thread, and receives theirs.
+
+    :ivar pause: seconds between two messages of a process.
+    """
+
+    pause: float
+
+    def send(self, message: str) -> None:
+        """Send a message; raises any error of the client."""
+        ...
+
+    def messages(self, end: threading.Event) -> Iterator[bytes | None]:
+        """Yield the messages of all processes, and None now and then.
+
+        Raises any error of the client.
+
+        :param end: ends it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+def channel_at(url: str, name: str) -> Channel:
+    """Return the channel of a URL, without opening it.
+
+    :param name: name of the channel.
+    :raises JobOptionError: if the URL is not valid.
+    :raises MissingExtraError: if the package of the client is not installed.
+    """
+    try:
+        if not is_zookeeper(url):
+            return _Redis(url, name)
+        hosts, options = zookeeper_options(url)
+        from sqla_shard.topology.zookeeper.message_node import MessageNode
+
+        return MessageNode(hosts, f"/hints/{name}", timeout=_TIMEOUT, options=options)
+    except (TypeError, ValueError, TopologyError):
+        # Their messages may show a part of the password.
+        raise JobOptionError(
+            "must be the URL of a Redis server, with options of the package "
+            "redis, such as redis://cache1:6379/0, or of a ZooKeeper, such as "
+            "zookeeper://zk1:2181/prod",
+            option="url",
+            value=redact(url),
+        ) from None
+
+
+class _Redis:
+    pause = 0.005
+
+    def __init__(self, url: str, name: str) -> None:
+        try:
+            import redis
+        except ImportError as error:
+            raise MissingExtraError(
+                package="redis", extra="redis", reason=str(error)
+            ) from None
+        self._name = name
+        self._client = redis.Redis.from_url(
+            url,
+            socket_timeout=_TIMEOUT,
+            socket_connect_timeout=_TIMEOUT,
+            health_check_interval=10,
+        )
+        # It is not opened: this refuses options of which redis knows nothing.
+        self._client.connection_pool.make_connection()
+
+    def send(self, message: str) -> None:
+        self._client.publish(self._name, message)
+
+    def messages(self, end: threading.Event) -> Iterator[bytes | None]:
+        client: Any = self._client  # pubsub() has no types
+        with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+            pubsub.subscribe(self._name)
+            while not end.is_set():
+                found = pubsub.get_message(timeout=_LOOK)
+                yield None if found is None else found["data"]
+
+    def close(self) -> None:
+        self._client.close()

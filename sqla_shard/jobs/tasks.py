@@ -654,29 +654,38 @@ def task(
     check_queue(queue)
 
     def define(function: Callable[..., Any]) -> Task:
-        made = Task(
-            function,
-            name,
-            queue=queue,
-            retry=retry,
-            max_attempts=max_attempts,
-            priority=priority,
-            in_transaction=in_transaction,
-            keyspace=keyspace,
-            time_limit=time_limit,
-            every=every,
-        )
-        before = _tasks.get(name)
-        path = definition_of(function)
-        if before is not None and definition_of(before.function) != path:
-            raise TaskDefinitionError(
-                f"the name is already used by {definition_of(before.function)}",
-                task=name,
+        return _registered(
+            Task(
+                function,
+                name,
+                queue=queue,
+                retry=retry,
+                max_attempts=max_attempts,
+                priority=priority,
+                in_transaction=in_transaction,
+                keyspace=keyspace,
+                time_limit=time_limit,
+                every=every,
             )
-        _tasks[name] = made
-        return made
+        )
 
     return define
+
+
+def _registered(task: Task) -> Task:
+    """Let workers find a task by its name; a module may be loaded again.
+
+    :raises TaskDefinitionError: if another task has the name.
+    """
+    before = _tasks.get(task.name)
+    if before is not None:
+        path = definition_of(before.function)
+        if definition_of(task.function) != path:
+            raise TaskDefinitionError(
+                f"the name is already used by {path}", task=task.name
+            )
+    _tasks[task.name] = task
+    return task
 
 
 # -- Periodic tasks: one job for each, which is pending again after each run.
