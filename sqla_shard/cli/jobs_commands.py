@@ -62,7 +62,7 @@ from sqla_shard.jobs.stored_jobs import (
     retry_jobs,
     stored_job,
 )
-from sqla_shard.jobs.worker import RunReport, Worker
+from sqla_shard.jobs.worker import Worker
 from sqla_shard.util.logs import careful_log
 from sqla_shard.util.processes import ending
 
@@ -536,11 +536,7 @@ def worker_command(
                     ready_file.unlink(missing_ok=True)
     print_report(report, as_data)
     if once:
-        end(is_good=_is_good(report), is_read=True)
-
-
-def _is_good(report: RunReport) -> bool:
-    return not (report.failed or report.lost or report.unknown)
+        end(is_good=not (report.failed or report.lost or report.unknown), is_read=True)
 
 
 def _ready(path: Path | None) -> None:

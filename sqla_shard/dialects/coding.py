@@ -211,12 +211,12 @@ def _moment(value: Any, own: Any, encoded: Any) -> Any:
 def _mixes_times(elements: Sequence[Any]) -> bool:
     """Return whether the text of a field is beside another time."""
     pairs = _pairs(elements)
-    kept = {_time_kept(own) for value, own in pairs if not _is_bound(value)}
+    kept = {
+        _time_kept(own)
+        for value, own in pairs
+        if not isinstance(value, (BindParameter, Null))
+    }
     return not kept <= {None} and len(kept) > 1
-
-
-def _is_bound(value: Any) -> bool:
-    return isinstance(value, (BindParameter, Null))
 
 
 class _AsMoment(ColumnElement[Any]):

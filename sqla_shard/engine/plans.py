@@ -503,7 +503,12 @@ def render_event(
     plan.text = statement
     # An earlier statement has set it if a listener prevented its execution.
     plan.before = None
-    are_rows = isinstance(parameters, list) and _are_rows(parameters)
+    # Those of one row are a tuple, whose first value may be a list or a tuple.
+    are_rows = (
+        isinstance(parameters, list)
+        and bool(parameters)
+        and isinstance(parameters[0], (tuple, list))
+    )
     every_row = parameters if are_rows else (parameters,)
     # Most statements have neither: do not look at each value three times.
     types = set(map(type, chain.from_iterable(every_row)))
@@ -532,19 +537,6 @@ def render_event(
         return sent
     plan.jobs = _jobs(plan, statement, parameters, context, placeholder)
     return plan.jobs[0].statements[0]
-
-
-def _are_rows(parameters: Any) -> bool:
-    """Return whether the parameters are those of several rows.
-
-    The parameters of one row are a tuple, whose first value may be a list or
-    a tuple.
-    """
-    return (
-        isinstance(parameters, list)
-        and bool(parameters)
-        and isinstance(parameters[0], (tuple, list))
-    )
 
 
 def _check_decimals(values: Iterable[Any]) -> None:

@@ -375,10 +375,11 @@ _FINE = frozenset({"single_shard", "any_shard", "global", "several_shards"})
 def _summary_lines(report: Report) -> Iterator[str]:
     total = report.total
     sampled = sum(report.transactions.values())
+    of_all = "" if sampled >= report.seen else f" (of {report.seen:,})"
     yield (
         f"{total.statements:,} statements of {sampled:,} transactions"
-        f"{_of_all(sampled, report.seen)}, {total.seconds:.3f} s in the "
-        f"database; {report.planning:.3f} s to plan them"
+        f"{of_all}, {total.seconds:.3f} s in the database; "
+        f"{report.planning:.3f} s to plan them"
     )
     yield ""
     for name in OUTCOMES:
@@ -406,10 +407,6 @@ def _all_site_lines(report: Report) -> Iterator[str]:
     for site in sorted(sites, key=_severity):
         yield ""
         yield from _site_lines(site, report.total)
-
-
-def _of_all(sampled: int, seen: int) -> str:
-    return "" if sampled >= seen else f" (of {seen:,})"
 
 
 def _severity(site: Site) -> tuple[int, float]:

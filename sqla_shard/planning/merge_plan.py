@@ -234,7 +234,7 @@ def _groups_of(statement: Any, inner: Any, *, alike: bool) -> Any:
         )
     if alike:
         groups = groups.group_by(*map(unlabelled, inner.selected_columns))
-    _check_criteria(inner, sources, _criteria_of(statement))
+    _check_criteria(statement, inner, sources)
     return private.copy_with(
         groups,
         distinct=False,
@@ -281,25 +281,19 @@ def _from_of(inner: Any, sources: dict[Any, Any]) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _criteria_of(statement: Any) -> list[LoaderCriteriaOption]:
-    return [
-        option
-        for option in private.with_options(statement)
-        if isinstance(option, LoaderCriteriaOption)
-    ]
-
-
-def _check_criteria(
-    inner: Any, sources: dict[Any, Any], options: list[LoaderCriteriaOption]
-) -> None:
+def _check_criteria(statement: Any, inner: Any, sources: dict[Any, Any]) -> None:
     """Refuse a SELECT that would lose a condition of a class.
 
     SQLAlchemy adds the condition of a class that is part of a join in
     select_from(), or whose table is joined, only for a column of the class.
 
     :param sources: the elements of :func:`_sources`.
-    :param options: the conditions of classes.
     """
+    options = [
+        option
+        for option in private.with_options(statement)
+        if isinstance(option, LoaderCriteriaOption)
+    ]
     earlier = private.earlier_joins(inner)
     given = private.from_obj(inner)
     hidden = [join[0] for join in (*private.setup_joins(inner), *earlier)]

@@ -138,7 +138,11 @@ def shape_of(statement: Any) -> tuple[Any, RoutingShape]:
         return (), _textual(shown)
     key = private.cache_key(statement)
     if key is None:
-        binds = _binds_of(statement)
+        binds = [
+            element
+            for element in visitors.iterate(statement)
+            if isinstance(element, BindParameter)
+        ]
         return binds, _read(statement, binds)
     if supposed():
         # The key of the cache does not contain it.
@@ -164,14 +168,6 @@ def as_statement(statement: Any) -> Any:
         'the names of tables, and pass bind_arguments={"shard_id": n}',
         construct="DDL",
     )
-
-
-def _binds_of(statement: Any) -> list[Any]:
-    return [
-        element
-        for element in visitors.iterate(statement)
-        if isinstance(element, BindParameter)
-    ]
 
 
 def _textual(shown: tuple[Any, ...]) -> RoutingShape:

@@ -482,13 +482,6 @@ _MARK = "sqla_shard: no servers: "
 _SHARDS = 256
 
 
-def _servers_required() -> bool:
-    return (
-        os.environ.get("CI") == "true"
-        or os.environ.get("SQLA_SHARD_REQUIRE_SERVERS") == "1"
-    )
-
-
 def _require(missing: str | None) -> None:
     """Skip or fail the test if its servers cannot be used.
 
@@ -502,7 +495,10 @@ def _require(missing: str | None) -> None:
 
 def skip_or_fail(reason: str) -> NoReturn:
     """Skip the test, or fail it if servers are required."""
-    if _servers_required():
+    if (
+        os.environ.get("CI") == "true"
+        or os.environ.get("SQLA_SHARD_REQUIRE_SERVERS") == "1"
+    ):
         pytest.fail(_MARK + reason, pytrace=False)
     pytest.skip(_MARK + reason)
 

@@ -375,7 +375,11 @@ class Pages:
         topology = self._observer.cluster.topology
         first = max(0, request.args.get("first", 0, int))
         sizes = self._observer.sizes()
-        revisions = self._revisions()
+        revisions = {
+            (rollout.keyspace, one.shard_id): ", ".join(one.revisions)
+            for rollout in self._observer.rollouts().value or ()
+            for one in rollout.shards
+        }
         shards = []
         for space, server_name in pair.members:
             keyspace = topology.keyspace(space)
@@ -592,13 +596,6 @@ class Pages:
             return self._observer.cluster.topology.keyspace(name)
         except UnknownKeyspaceError as error:
             raise NotFound(str(error)) from error
-
-    def _revisions(self) -> dict[tuple[str, int], str]:
-        return {
-            (rollout.keyspace, one.shard_id): ", ".join(one.revisions)
-            for rollout in self._observer.rollouts().value or ()
-            for one in rollout.shards
-        }
 
 
 # -- The blueprint, the application of its own, and its server.
