@@ -10,6 +10,7 @@ committed, and claims expire.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -17,8 +18,11 @@ from functools import partial
 from secrets import token_bytes, token_hex
 from typing import Any, TYPE_CHECKING, TypeVar
 
-from sqlalchemy import event, inspect
+from sqlalchemy import event
+from sqlalchemy import inspect as inspect_mapped
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import async_session
+from sqlalchemy.util import await_only
 
 from sqla_shard.engine.unreachable import short
 from sqla_shard.exc import (
@@ -26,6 +30,7 @@ from sqla_shard.exc import (
     CommitUnknownError,
     KeyNotHeldError,
     KeyPendingError,
+    OptionError,
 )
 from sqla_shard.models.claims import (
     calls_of,
@@ -187,6 +192,7 @@ def sign_up(
         confirmed yet, or its state is unknown.
     :raises CommitUnknownError: if it is unknown whether the object was
         committed.  If so, its claims will be confirmed.
+    :raises OptionError: if ``create`` is ``async def``.
     """
     return run(
         cluster, _sign_up_saga(keys, _bound(create, args, kwargs), lifetime, undo)
@@ -196,7 +202,7 @@ def sign_up(
 async def async_sign_up(
     cluster: Cluster,
     keys: Mapping[Any, str],
-    create: Callable[..., int],
+    create: Callable[..., int | Awaitable[int]],
     *args: Any,
     lifetime: timedelta = LIFETIME,
     undo: Operation[[int]] | None = None,
@@ -204,17 +210,32 @@ async def async_sign_up(
 ) -> int:
     """Create an object with unique keys; see :func:`sign_up`.
 
-    :param create: a synchronous function, as for ``session.run_sync()``.
+    :param create: a coroutine function, as for ``cluster.async_run()``, or a
+        synchronous one, as for ``session.run_sync()``.
     """
-    return await run_awaited(
-        cluster, _sign_up_saga(keys, _bound(create, args, kwargs), lifetime, undo)
-    )
+    creating = _bound_to_await(create, args, kwargs)
+    return await run_awaited(cluster, _sign_up_saga(keys, creating, lifetime, undo))
 
 
 def _bound(
     fn: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[ShardSession], T]:
+    if inspect.iscoroutinefunction(fn):
+        raise OptionError(
+            "is async def, which needs async_sign_up() or async_change()",
+            option="fn",
+            value=fn.__qualname__,
+        )
     return lambda session: fn(session, *args, **kwargs)
+
+
+def _bound_to_await(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[[ShardSession], Any]:
+    if not inspect.iscoroutinefunction(fn):
+        return _bound(fn, args, kwargs)
+    # The step runs in run_sync(), where a coroutine can be awaited.
+    return lambda session: await_only(fn(async_session(session), *args, **kwargs))
 
 
 def _sign_up_saga(
@@ -279,7 +300,7 @@ def _create(
         target_id=target_id,
         is_new=any(
             isinstance(added, tables[0].definition.target)
-            and inspect(added).identity == (target_id,)
+            and inspect_mapped(added).identity == (target_id,)
             for added in new
         ),
     )
@@ -399,6 +420,7 @@ def change(
         claimed.
     :raises CommitUnknownError: if it is unknown whether ``switch`` was
         committed; the object has both keys, or the new one.
+    :raises OptionError: if ``switch`` is ``async def``.
     """
     bound = None if switch is None else _bound(switch, args, kwargs)
     run(cluster, _change_saga(lookup, old_key, new_key, target_id, bound))
@@ -416,9 +438,10 @@ async def async_change(
 ) -> None:
     """Replace a key of an object by another; see :func:`change`.
 
-    :param switch: a synchronous function, as for ``session.run_sync()``.
+    :param switch: a coroutine function, as for ``cluster.async_run()``, or a
+        synchronous one, as for ``session.run_sync()``.
     """
-    bound = None if switch is None else _bound(switch, args, kwargs)
+    bound = None if switch is None else _bound_to_await(switch, args, kwargs)
     await run_awaited(cluster, _change_saga(lookup, old_key, new_key, target_id, bound))
 
 

@@ -386,4 +386,29 @@ class Registration(Suite):
         assert named_users(cluster, new) == [user_id]
 
 
+    def test_coroutine_functions_are_awaited(self, cluster, mark):
+        old, new = f"old{mark}@x.org", f"new{mark}@x.org"
+
+        async def create(session, name):
+            return await session.run_sync(new_user, name)
+
+        async def switch(session, user_id, name):
+            await session.run_sync(set_name, user_id, name)
+
+        async def main() -> int:
+            user_id = await async_sign_up(cluster, {UserEmail: old}, create, mark)
+            await async_change(
+                cluster, UserEmail, old, new, user_id, switch, user_id, new
+            )
+            return user_id
+
+        user_id = asyncio.run(main())
+        assert owners(cluster, UserEmail, old, new) == [None, user_id]
+        assert named_users(cluster, new) == [user_id]
+        with pytest.raises(exc.OptionError, match=r"async_sign_up\(\)"):
+            sign_up(cluster, {UserEmail: old}, create, mark)
+        with pytest.raises(exc.OptionError, match=r"async_change\(\)"):
+            change(cluster, UserEmail, new, old, user_id, switch)
+
+
 cluster = LOOKUPS.on_backend()
