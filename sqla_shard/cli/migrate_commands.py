@@ -108,7 +108,16 @@ def suggest_command(
     of one statement for each primary and foreign key.
     """
     report = merge(load(path) for path in _files(reports))
-    found = suggest(_metadata(metadata), report.traffic)
+    known = _metadata(metadata)
+    found = suggest(known, report.traffic)
+    recorded = {name for one in report.traffic for name in one.tables}
+    if unknown := sorted(recorded.difference(known.tables)):
+        # Otherwise the shares would seem to be those of all statements.
+        echo(
+            f"left out: statements of {', '.join(unknown)}, which {metadata} does "
+            "not have; name a module that imports all models",
+            err=True,
+        )
     if as_toml:
         for one in found[:1]:
             click.echo(one.declaration.as_toml(), nl=False)

@@ -146,11 +146,11 @@ class _Draft:
         self._statements: Counter[str] = Counter()
         for one in forms:
             count = one.count.statements
-            for name in (*one.equal, *one.within):
-                self._filters[name] += count
-                self._uses[name] += count
-            for pair in one.ties:
-                self._uses.update(dict.fromkeys(pair, count))
+            # Once, where a column is compared and joined in one statement.
+            compared = {*one.equal, *one.within}
+            self._filters.update(dict.fromkeys(compared, count))
+            used = compared.union(*one.ties)
+            self._uses.update(dict.fromkeys(used, count))
             self._statements.update(dict.fromkeys(one.tables, count))
             if one.kind != "select":
                 self._writes[one.tables[0]] += count

@@ -39,7 +39,9 @@ from sqla_shard.migrate import (
     Shadow,
     suggest,
 )
+from sqla_shard.migrate.report import Count, Traffic
 from sqla_shard.util.sqlalchemy_helpers import sorted_tables
+from tests.servers.command_line import invoke
 from tests.models.shadow_apps import (
     accounts,
     BANK,
@@ -229,6 +231,32 @@ def test_owners_are_suggested_before_anything_is_declared(engine: Engine) -> Non
     (best,) = suggest(bank, report.traffic)
     assert best.is_recorded
     assert best.declaration == BANK
+
+
+def test_a_column_is_used_once_in_a_statement() -> None:
+    """A join that also filters by the column would count twice."""
+    both = "entries.account_id", "accounts.id"
+    traffic = Traffic(
+        kind="select",
+        tables=("entries", "accounts"),
+        equal=both,
+        ties=(both,),
+        count=Count(statements=3),
+    )
+    reasons = [reason for one in suggest(bank, [traffic]) for reason in one.reasons]
+    assert any("used by 3 of 3 statements" in reason for reason in reasons), reasons
+
+
+def test_tables_that_the_metadata_lacks_are_named(
+    engine: Engine, tmp_path: Path
+) -> None:
+    with Shadow(SHOP, shop, budget=None, directory=tmp_path) as shadow:
+        shadow.watch(engine)
+        with engine.begin() as connection:
+            close_month(connection, "2026-11")
+    done = invoke("migrate", "suggest", "tests.models.shadow_apps:shop", tmp_path)
+    assert "left out: statements of accounts, " in done.stderr
+    assert "name a module that imports all models" in done.stderr
 
 
 @pytest.mark.parametrize(
