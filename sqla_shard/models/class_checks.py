@@ -66,9 +66,10 @@ def check_declarative(cls: type[Any], mixin: type[Any], *keywords: str) -> None:
     :raises ClassDefinitionError: for such a class.
     """
     if getattr(cls, "metadata", None) is None:
-        arguments = ", ".join((mixin.__name__, "Base", *keywords))
+        base = f"class {cls.__name__}({mixin.__name__}, Base"
         raise ClassDefinitionError(
-            f"it has no declarative base: class {cls.__name__}({arguments})",
+            f"it has no declarative base: {', '.join((base, *keywords))}); or, as a "
+            f"base of several classes, {base}) with __abstract__ = True",
             class_name=cls.__name__,
         )
 

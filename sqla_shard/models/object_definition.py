@@ -454,7 +454,7 @@ def define(
             hide(cls)
         return
     declared = declared_fields(cls)
-    check_declarative(cls, mixin, f"type_id={type_id}")
+    check_declarative(cls, mixin, f"type_id={'n' if type_id is None else type_id}")
     if first is not None:
         _check_subclass(cls, first, declared, given)
         base = cls.__sqla_shard__

@@ -18,8 +18,7 @@ from functools import partial
 from secrets import token_bytes, token_hex
 from typing import Any, TYPE_CHECKING, TypeVar
 
-from sqlalchemy import event
-from sqlalchemy import inspect as inspect_mapped
+from sqlalchemy import event, inspect as inspect_mapped
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import async_session
 from sqlalchemy.util import await_only

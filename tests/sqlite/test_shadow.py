@@ -41,7 +41,6 @@ from sqla_shard.migrate import (
 )
 from sqla_shard.migrate.report import Count, Traffic
 from sqla_shard.util.sqlalchemy_helpers import sorted_tables
-from tests.servers.command_line import invoke
 from tests.models.shadow_apps import (
     accounts,
     BANK,
@@ -52,6 +51,7 @@ from tests.models.shadow_apps import (
     Shop,
     shop,
 )
+from tests.servers.command_line import invoke
 
 
 def outcomes(report: Report) -> dict[str, set[str]]:

@@ -385,7 +385,6 @@ class Registration(Suite):
         assert owners(cluster, UserEmail, old, new) == [None, user_id]
         assert named_users(cluster, new) == [user_id]
 
-
     def test_coroutine_functions_are_awaited(self, cluster, mark):
         old, new = f"old{mark}@x.org", f"new{mark}@x.org"
 

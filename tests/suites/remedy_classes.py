@@ -127,6 +127,13 @@ CLASSES: dict[str, Definition] = {
         "it has no declarative base",
         "class User(ObjectMixin, Base, type_id=3)",
     ),
+    "a base of several classes without a base": changed(
+        "class Stored(ObjectMixin):\n    pass",
+        "ObjectMixin):\n    pass",
+        "ObjectMixin, Base):\n    __abstract__ = True",
+        "it has no declarative base",
+        "class Stored(ObjectMixin, Base) with __abstract__ = True",
+    ),
     "the mixin after the base": changed(
         USER.replace("ObjectMixin, Base", "Base, ObjectMixin"),
         "Base, ObjectMixin",
