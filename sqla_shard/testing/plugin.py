@@ -60,6 +60,10 @@ Environment variables:
 ``SQLA_SHARD_ZOOKEEPER``, ``JAVA_HOME``
     See :mod:`.programs`.
 
+Where a parameter of a test is ``"sqlite"``, ``"mariadb"`` or ``"mysql"``, as of
+the fixture ``cluster`` of ``sqla-shard init``, the run ends with the tests that
+have passed on SQLite and failed on a server.
+
 The linter of :mod:`.lint` is off by default.  Switch it on for all tests in
 the configuration, ::
 
@@ -141,13 +145,8 @@ from sqla_shard.testing.programs import (
 if TYPE_CHECKING:
     # Imported for type checking only: pytest imports this plugin in every
     # project whose environment has this package.
-    # Imported for type checking only: pytest imports this plugin in every
-    # project whose environment has this package.
     from sqla_shard.migrate import Shadow
     from sqla_shard.testing.lint import ShardLint
-
-    # Imported for type checking only: pytest imports this plugin in every
-    # project whose environment has this package.
     from sqla_shard.testing.proxy import Proxy
     from sqla_shard.testing.server_fleet import MariaDBFleet, MySQLFleet, ServerFleet
     from sqla_shard.testing.zookeeper import ZooKeeperServer
@@ -477,6 +476,51 @@ class ShadowHooks:
         )
 
 
+_SERVERS = frozenset(("mariadb", "mysql"))
+
+
+class DifferenceHooks:
+    """Names the tests that have passed on SQLite, and failed on a server.
+
+    Parameters of a test say where it ran, such as ``test_boards[mysql]``.
+    """
+
+    def __init__(self) -> None:
+        self._passed: set[str] = set()
+        self._failed: dict[str, dict[str, str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note where a test has passed or failed."""
+        name, _, parameters = report.nodeid.partition("[")
+        words = parameters.removesuffix("]").split("-")
+        where = next((one for one in words if one in {"sqlite", *_SERVERS}), None)
+        if where is None:
+            return
+        words.remove(where)
+        test = name + (f"[{'-'.join(words)}]" if words else "")
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            first, *_ = getattr(crash, "message", "").splitlines() or [""]
+            self._failed.setdefault(test, {}).setdefault(where, first)
+        elif where == "sqlite" and report.when == "call" and report.passed:
+            self._passed.add(test)
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter
+    ) -> None:
+        """Print the tests, and the first line of each error."""
+        found = [
+            f"{test}[{where}]: {message}"
+            for test, failed in self._failed.items()
+            if test in self._passed and "sqlite" not in failed
+            for where, message in failed.items()
+        ]
+        if found:
+            terminalreporter.section("sqla_shard: passed on SQLite, failed on servers")
+            for line in found:
+                terminalreporter.write_line(line)
+
+
 _MARK = "sqla_shard: no servers: "
 
 _SHARDS = 256
@@ -636,7 +680,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the linter, and shadow mode."""
+    """Register the linter, shadow mode, and the comparison with SQLite."""
+    config.pluginmanager.register(DifferenceHooks(), "sqla_shard_difference")
     config.pluginmanager.register(ShadowHooks(config), "sqla_shard_shadow")
     config.pluginmanager.register(LintHooks(config), "sqla_shard_lint")
 

@@ -126,6 +126,49 @@ def test_says_nothing_in_a_project_that_does_not_use_it(pytester):
     result.stdout.no_fnmatch_line("sqla_shard: *")
 
 
+BACKENDS = """
+    import pytest
+
+    @pytest.fixture(params=["sqlite", "mariadb", "mysql"])
+    def backend(request):
+        return request.param
+
+    @pytest.mark.parametrize("rows", [1, 2])
+    def test_on_one_server_only(backend, rows):
+        assert (backend, rows) != ("mysql", 2), f"rows\\nof {backend}"
+
+    def test_everywhere(backend):
+        pass
+
+    def test_nowhere(backend):
+        raise AssertionError(backend)
+
+    @pytest.fixture
+    def tables(backend):
+        assert backend == "sqlite", "no tables"
+
+    def test_without_tables(tables):
+        pass
+
+    @pytest.mark.xfail
+    def test_expected(backend):
+        assert backend == "sqlite"
+"""
+
+
+def test_what_fails_on_servers_only_is_named(pytester):
+    pytester.makepyfile(test_rows=BACKENDS)
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    lines = result.outlines
+    start = next(n for n, line in enumerate(lines) if "passed on SQLite" in line)
+    assert sorted(lines[start + 1 : start + 4]) == [
+        "test_rows.py::test_on_one_server_only[2][mysql]: AssertionError: rows",
+        "test_rows.py::test_without_tables[mariadb]: AssertionError: no tables",
+        "test_rows.py::test_without_tables[mysql]: AssertionError: no tables",
+    ]
+    assert lines[start + 4].startswith("=")
+
+
 def test_importing_it_imports_no_driver_and_no_sqlalchemy():
     # Imports of the package itself do not count; the plugin adds none.
     program = (
