@@ -169,7 +169,7 @@ class IdLayout:
     ) -> int:
         """Return the shard of an id; check that it belongs to a class.
 
-        :param type_id: type id of the class; None accepts any type.
+        :param type_id: type id of the class; None accepts any that a class has.
         :param name: the class, or the column that holds its ids, for the
             message.
         :raises InvalidIdError: if ``object_id`` is not an id of the layout.
@@ -177,10 +177,9 @@ class IdLayout:
         """
         if type(object_id) is not int or not 0 <= object_id <= self.max_id:
             object_id = self._converted(object_id)
-        if (
-            type_id is not None
-            and object_id >> self.type_shift & self.max_type_id != type_id
-        ):
+        found = object_id >> self.type_shift & self.max_type_id
+        # No class has the type 0: a number of a shard, or a local id.
+        if found != type_id and (type_id is not None or not found):
             raise self._wrong_type_error(object_id, type_id, name)
         shard_id: int = object_id >> self.shard_shift
         return shard_id
@@ -191,7 +190,7 @@ class IdLayout:
         return self.unpack(object_id)
 
     def _wrong_type_error(
-        self, object_id: int, type_id: int, name: str
+        self, object_id: int, type_id: int | None, name: str
     ) -> WrongTypeError:
         from sqla_shard.exc import WrongTypeError
 
@@ -200,10 +199,14 @@ class IdLayout:
             what = "a local id, not an object id"
         else:
             what = f"an id of type {parts.type_id}"
+        if type_id is None:
+            why = "no class has the type 0"
+        else:
+            why = f"{name} holds ids of type {type_id}"
         return WrongTypeError(
-            f"{object_id} is {what}; {name} holds ids of type {type_id}",
+            f"{object_id} is {what}; {why}",
             value=object_id,
-            expected=(type_id,),
+            expected=() if type_id is None else (type_id,),
         )
 
     def _converted(self, value: Any) -> int:

@@ -20,6 +20,7 @@ from sqla_shard.exc import (
     JobOptionError,
     PlacementError,
     TaskDefinitionError,
+    WrongTypeError,
 )
 from sqla_shard.jobs import claims, JobState, task
 from sqla_shard.jobs.claims import extend
@@ -231,6 +232,8 @@ class Enqueueing(Suite):
                 add.enqueue(session, near, n="x" * 1_000_000, near=near)
             with pytest.raises(InvalidIdError):
                 add.enqueue(session, near, near="x")
+            with pytest.raises(WrongTypeError, match="4 is a local id"):
+                add.enqueue(session, near, near=4)
         assert rows(cluster) == []
 
 
