@@ -125,6 +125,8 @@ class ComparedColumn:
         length = f"LENGTH({name})"
         if is_long or self.kind == "json":
             return [length, _digest(name)]
+        if self.kind in _TEXTS | _BYTES:
+            return [length, name]
         text = f"CAST({name} AS BINARY)"
         if self.kind == "enum":
             # The empty text may be a member, or the mark of a bad value.
@@ -198,7 +200,7 @@ class ComparedColumns:
         self._long = _long(columns)
         self.checksum: str = _hash(
             [part for column in columns for part in self._parts(column)]
-            + [_nulls(columns)]
+            + _nulls(columns)
         )
 
     def _parts(self, column: ComparedColumn) -> list[str]:
@@ -241,7 +243,7 @@ class ComparedColumns:
         The checksum of each column follows the key.
         """
         each = ", ".join(
-            _hash([*self._parts(column), _nulls([column])]) for column in self.columns
+            _hash(self._parts(column) + _nulls([column])) for column in self.columns
         )
         what = f"{self._key_list()}, {each}"
         return self._select(what, self._where(low, high))
@@ -342,7 +344,9 @@ def _beyond(names: Sequence[str], bound: Bound, sign: str) -> str:
 
 
 def _hash(parts: Sequence[str]) -> str:
-    row = f"CONCAT_WS('#', {', '.join(parts)})"
+    # With a binary separator texts are not converted; a CAST for each of them
+    # took a third of the time of the statement.
+    row = f"CONCAT_WS(CAST('#' AS BINARY), {', '.join(parts)})"
     return f"CAST(CONV(LEFT({_digest(row)}, 16), 16, 10) AS UNSIGNED)"
 
 
@@ -350,9 +354,8 @@ def _digest(value: str) -> str:
     return f"SHA2({value}, 256)"
 
 
-def _nulls(columns: Sequence[ComparedColumn]) -> str:
-    bits = ", ".join(f"ISNULL({marked(column.name)})" for column in columns)
-    return f"CONCAT({bits})"
+def _nulls(columns: Sequence[ComparedColumn]) -> list[str]:
+    return [f"ISNULL({marked(column.name)})" for column in columns]
 
 
 def _long(columns: Sequence[ComparedColumn]) -> set[str]:

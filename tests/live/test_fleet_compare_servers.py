@@ -232,6 +232,25 @@ CASES = {
             ("missing_row", "t", ("zé", "ü3", 3), ()),
         },
     ),
+    "character sets": (
+        (
+            "CREATE TABLE t (id INT PRIMARY KEY, a VARCHAR(9) CHARACTER SET latin1,"
+            " b VARCHAR(9) CHARACTER SET utf16, c CHAR(9) COLLATE utf8mb4_general_ci,"
+            " d TEXT COLLATE utf8mb4_unicode_ci, e BLOB);"
+            "INSERT INTO t VALUES (1, 'ü', 'ü', 'ü', 'ü', 'ü'),"
+            " (2, 'ü', 'ü', 'ü', 'ü', 'ü'), (3, NULL, '', NULL, '', NULL)"
+        ),
+        (
+            "UPDATE t SET a = 'Ü', b = 'Ü' WHERE id = 1;"
+            "UPDATE t SET c = 'u', d = 'Ü' WHERE id = 2;"
+            "UPDATE t SET a = '', b = NULL, d = NULL, e = '' WHERE id = 3"
+        ),
+        {
+            ("row", "t", (1,), ("a", "b")),
+            ("row", "t", (2,), ("c", "d")),
+            ("row", "t", (3,), ("a", "b", "d", "e")),
+        },
+    ),
     "other case of a key": (
         (
             "CREATE TABLE t (k VARCHAR(9) COLLATE utf8mb4_general_ci"
