@@ -496,6 +496,8 @@ class Applier:
                     if kept is not None:
                         self.first_sent[key] = kept
                 journal.begin(direction, revision, self.first_sent.get(key))
+                if not compares:
+                    journal.differ()
                 if sent is not None:
                     journal.repeat(sent)
                     journal.end()

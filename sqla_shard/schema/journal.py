@@ -27,10 +27,11 @@ skipped statement is -1.
 An error that the journal raises in a revision is raised again at its end, in
 case the revision has caught it.
 
-Until a revision queries the database or asks for its shard, nothing that it sends
-can depend on the shard.  So far each shard has to get the statements of the first
-one: a value of ``uuid4()`` or ``now()`` would be another one on each.  Digests of
-these statements are kept in the last entry of a finished revision, for a later run.
+Until a query returns other rows than on the first shard, or a revision asks for its
+shard, nothing that it sends can depend on the shard.  So far each shard has to get
+the statements of the first one: a value of ``uuid4()`` or ``now()`` would be another
+one on each.  Digests of these statements, and of what they returned, are kept in the
+last entry of a finished revision, for a later run.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, Connection, delete, event, insert, update
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 from sqlalchemy.exc import DBAPIError
 
 from sqla_shard.dialects import DDL
@@ -116,12 +118,18 @@ class SentStatement(NamedTuple):
 
     :ivar text: the beginning of the statement and its parameters.
     :ivar digest: digest of all of both, without the name of the database.
-    :ivar result: the number of rows, and the last id; None if not known.
+    :ivar result: the number of rows, and the last id; of a query the digest of
+        its rows; None if not known.
     """
 
     text: str
     digest: bytes
     result: Any = None
+
+    @property
+    def is_query(self) -> bool:
+        """Whether it has returned rows, or an error in place of them."""
+        return self.result is not None and isinstance(self.result[0], str)
 
 
 class FirstSent(NamedTuple):
@@ -483,11 +491,11 @@ class Journal:
         def run() -> None:
             try:
                 execute(cursor, statement, *details)
-            except BaseException:
+            except BaseException as error:
                 # The revision may catch it.
-                self.differ()
+                self._failed(statement, error)
                 raise
-            self._note(cursor.rowcount, cursor.lastrowid)
+            self._executed(cursor, details[-1])
 
         return self._handle(
             statement,
@@ -511,18 +519,21 @@ class Journal:
         self._is_many = many
         properties = read(statement)
         try:
-            if properties.effect is Effect.READS:
-                self.differ()
-            may_differ = self._may_differ
             # First: a revision that was changed is in doubt where it was resumed.
             number = self._next_number(statement, parameters, properties)
-            if not may_differ:
-                self._compare(self._sent(statement, parameters))
+            if not self._may_differ:
+                sent = self._sent(statement, parameters)
+                self._compare(sent, is_query=properties.effect is Effect.READS)
+            if properties.returns_rows:
+                self.differ()
         except (Interrupted, SchemaError) as refusal:
             self._refused = refusal
             raise
         if number is None:
-            return None
+            if self._may_differ or properties.effect is not Effect.READS:
+                return None
+            run()
+            return True
         if number < len(self._skipped):
             return True
         with self._unrecorded():
@@ -552,7 +563,7 @@ class Journal:
         self.has_session_state |= properties.changes_session
         if properties.effect is Effect.READS or properties.returns_rows:
             self._check_reading(statement)
-            self._has_read = self._may_differ = True
+            self._has_read = True
         if properties.effect is Effect.TABLES and not parameters:
             self.sent.append(statement)
         else:
@@ -581,10 +592,10 @@ class Journal:
         digest = sha256(whole.encode("utf-8", "surrogatepass")).digest()
         return SentStatement(one_line(f"{statement} {values}"), digest[:_DIGEST])
 
-    def _compare(self, sent: SentStatement) -> None:
+    def _compare(self, sent: SentStatement, *, is_query: bool = False) -> None:
         """Compare a statement with that of the first shard.
 
-        :raises SchemaError: if it is another one.
+        :raises SchemaError: if it is another one, and neither is a query.
         """
         at = len(self._comparable)
         self._comparable.append(sent)
@@ -592,6 +603,10 @@ class Journal:
             return
         first = self._first.statements[at]
         if sent.digest == first.digest:
+            return
+        if is_query or first.is_query:
+            # What it has returned may have been kept from another shard.
+            self.differ()
             return
         kept_on = self._first.kept_on
         if kept_on is None:
@@ -605,6 +620,37 @@ class Journal:
             f"{remedy}. If shards have to differ, ask for current_shard() before, or "
             "pass -x compare=false, --no-compare of sqla-shard"
         )
+
+    def _executed(self, cursor: Any, context: Any) -> None:
+        """Note what a statement has returned; rows are read, and handed on."""
+        if self._may_differ:
+            return
+        if cursor.description is None:
+            self._note(cursor.rowcount, cursor.lastrowid)
+        elif {"stream_results", "yield_per"} & context.execution_options.keys():
+            self.differ()  # there may be too many for the memory
+        else:
+            rows = cursor.fetchall()
+            context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
+                cursor, initial_buffer=rows
+            )
+            self._note("rows", self._digest_of(rows))
+
+    def _failed(self, statement: str, error: BaseException) -> None:
+        """Note an error, which a query may have returned on each shard."""
+        errors = self._connection.dialect.loaded_dbapi.Error
+        is_query = read(statement).effect is Effect.READS
+        if is_query and isinstance(error, errors):
+            self._note("error", self._digest_of(error.args))
+        else:
+            self.differ()
+
+    def _digest_of(self, rows: Iterable[Any]) -> str:
+        digest = sha256()
+        for row in rows:
+            text = repr(_with_repr(row)).replace(self._database, _DATABASE)
+            digest.update(text.encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()[: 2 * _DIGEST]
 
     def _note(self, *result: Any) -> None:
         """Note the result of the last statement, on which others may depend."""

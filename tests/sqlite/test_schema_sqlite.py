@@ -275,6 +275,14 @@ BODIES = {
     "[{'id': 'x'}, {'id': str(uuid.uuid4())}], multiinsert=False)",
     "more": "if path.exists():\n    op.execute('DELETE FROM notes')\npath.touch()",
     "fewer": "if not path.exists():\n    op.execute('DELETE FROM notes')\npath.touch()",
+    "after equal rows": "n = op.get_bind().scalar(sa.text('SELECT 1'))\n"
+    "op.execute(notes.insert().values(id=f'{n} {uuid.uuid4()}'))",
+    "after equal errors": """
+try:
+    with op.get_bind().begin_nested():
+        op.get_bind().exec_driver_sql("SELECT * FROM absent")
+except sa.exc.OperationalError:
+    op.execute(notes.insert().values(id=str(uuid.uuid4())))""",
 }
 
 
@@ -316,6 +324,10 @@ def test_a_revision_that_asks_for_its_shard_differs(project):
 
 
 STATEMENTS = {
+    "the rows of a stream": "number = op.get_bind().execution_options("
+    "stream_results=True).scalar(sa.text('SELECT id FROM boards'))",
+    "another query": "number = 5 + int(op.get_bind().engine.url.database[-8])\n"
+    "op.get_bind().execute(sa.text(f'SELECT {number}'))",
     "rows": "number = op.get_bind().scalar(sa.text('SELECT id FROM boards'))",
     "rowcount": "number = op.get_bind().execute("
     "sa.text('DELETE FROM boards')).rowcount",
