@@ -3,6 +3,7 @@
 ``metrics``        the table of metrics; events and states of a cluster
 ``prometheus``     ``/metrics`` of an application
 ``fleet_metrics``  the state of the servers, served by ``sqla-shard exporter``
+``cached_reading`` values that are read in the background
 ``load``           samples of the statements of a process; hot shards
 ``load_stores``    snapshots of several processes
 ``dashboard/``     pages that show a fleet

@@ -36,6 +36,7 @@ from sqla_shard.fleet.accounts import Accounts
 from sqla_shard.fleet.fleet import pair_named
 from sqla_shard.fleet.server_states import outage, read_state, Role
 from sqla_shard.jobs.queues import queue_counts
+from sqla_shard.monitor.cached_reading import CachedReading
 from sqla_shard.monitor.load import report_load
 from sqla_shard.monitor.load_stores import LoadStore
 from sqla_shard.monitor.metrics import FLEET, metric, Observation
@@ -106,8 +107,6 @@ def _databases(missing: Iterable[tuple[str, Address]]) -> list[str]:
 
 
 _Read = Callable[[], _PartReading]
-
-_NOTHING = _PartReading([], [])
 
 _LATE = "no response in time"
 
@@ -181,16 +180,18 @@ class FleetMetrics:
         end = monotonic() + self._timeout
         # Not while waiting: calls in several threads would add their times.
         with self._lock:
-            servers = {k: one.start() for k, one in self._probes().items()}
-            parts = {k: one.start() for k, one in self._parts.items()}
+            servers = self._probes()
+            for part in (*servers.values(), *self._parts.values()):
+                part.start()
         found = [Observation(metric("published.epoch"), self._cluster.topology.epoch)]
-        for (name, role, _), attempt in servers.items():
-            observed, _ = attempt.result(end)
+        for (name, role, _), part in servers.items():
+            observed = part.reading(end).observed
             up = Observation(metric("server.up"), bool(observed), (name, role))
             found += [up, *observed]
-        for name, attempt in parts.items():
-            observed, is_read = attempt.result(end)
-            found += observed
+        for name, part in self._parts.items():
+            reading = part.reading(end)
+            found += reading.observed
+            is_read = not reading.lines()
             found.append(Observation(metric("exporter.read"), is_read, (name,)))
         return found
 
@@ -202,12 +203,13 @@ class FleetMetrics:
         :data:`GRANTS`.
         """
         parts = (*self._servers.values(), *self._parts.values())
-        found = {one.name: one.problems for one in parts if one.problems}
-        missing = [pair for one in parts for pair in one.reading.databases]
+        readings = [(part.name, part.reading()) for part in parts]
+        found = {name: one.problems for name, one in readings if one.problems}
+        missing = [pair for _, reading in readings for pair in reading.databases]
         known = {address for _, address in missing}
         tables: list[UnreachableServer] = []
         grants: list[UnreachableServer] = []
-        for one in (one for part in parts for one in part.reading.lacking):
+        for one in (one for _, reading in readings for one in reading.lacking):
             left = tuple(a for a in one.addresses if a not in known)
             if left and isinstance(one.error, ShardMissingError):
                 some = grants if one.error.lacks == "grant" else tables
@@ -412,24 +414,6 @@ class FleetMetrics:
         return _PartReading(observed, [])
 
 
-class _Attempt(threading.Thread):
-    """One reading of a part, for all who wait for it."""
-
-    # An unexpected error must not leave the values of the last reading.
-    reading = _NOTHING
-    is_read = False
-
-    def result(self, end: float) -> tuple[list[Observation], bool]:
-        """Return what was read, and whether it is complete.
-
-        :param end: when to stop waiting, by the monotonic clock.
-        """
-        self.join(max(end - monotonic(), 0))
-        if self.is_alive():
-            return [], False
-        return self.reading.observed, self.is_read
-
-
 class _MetricsPart:
     """A part of the metrics, which is read in a thread.
 
@@ -449,61 +433,39 @@ class _MetricsPart:
     ) -> None:
         self.name = name
         self._read = read
-        self._interval = interval
         self._late = late
-        self._attempt: _Attempt | None = None
-        self._at = -interval - 1.0
         self._logged: list[str] = []
+        cached = CachedReading(f"exporter {name}", self._try, fresh=interval, share=1.0)
+        self.start = cached.start
+        self._last = cached.last
 
-    def start(self) -> _Attempt:
-        """Begin to read, unless the last reading is new, or has not ended.
-
-        One thread at a time may call this.
-        """
-        last = self._attempt
-        if last is not None and (
-            last.is_alive() or monotonic() - self._at <= self._interval
-        ):
-            return last
-        self._attempt = attempt = _Attempt(
-            target=lambda: self._run(attempt),
-            name=f"sqla-shard-exporter {self.name}",
-            # A driver may wait longer than the exporter lives.
-            daemon=True,
-        )
-        attempt.start()
-        return attempt
-
-    def _run(self, attempt: _Attempt) -> None:
+    def _try(self) -> _PartReading:
+        """Read the part; log each problem once, as long as it persists."""
         try:
             reading = self._read()
         except (SQLAlchemyError, OSError) as error:
             reading = _PartReading([], [summary(error)])
         lines = reading.lines()
         for line in lines:
-            # One that persists is logged once.
             if line not in self._logged:
                 _log.warning(
                     "%s is not read: %s", self.name, line, extra={"action": "export"}
                 )
         self._logged = lines
-        attempt.reading, attempt.is_read = reading, not lines
-        self._at = monotonic()
+        return reading
 
-    @property
-    def reading(self) -> _PartReading:
-        """The last reading; nothing as long as another one has not ended."""
-        last = self._attempt
-        if last is None or last.is_alive():
-            return _NOTHING
-        return last.reading
+    def reading(self, end: float = 0.0) -> _PartReading:
+        """Return the last reading; a problem as long as another has not ended.
 
-    @property
-    def problems(self) -> list[str]:
-        """The reason why it was not read, or not whole."""
-        if self._attempt is not None and self._attempt.is_alive():
-            return [self._late()]
-        return self.reading.problems
+        :param end: when to stop waiting for it, by the monotonic clock.
+        """
+        last = self._last(end)
+        if last.is_late:
+            return _PartReading([], [self._late()])
+        # An unexpected error must not leave the values of the last reading.
+        if last.error is not None:
+            return _PartReading([], [last.error])
+        return last.value or _PartReading([], [])
 
 
 try:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from sqla_shard import Cluster, pack
+from sqla_shard.monitor.cached_reading import CachedReading
 from sqla_shard.monitor.dashboard import Observer
-from sqla_shard.monitor.dashboard.readings import CachedReading, DatabaseSize, Sizes
+from sqla_shard.monitor.dashboard.readings import DatabaseSize, Sizes
 from sqla_shard.topology.urls import address_of
 from tests.browser.watching import DESKTOP, expect, PHONE, Visitor
 from tests.servers.dashboard_scene import DashboardScene, Served

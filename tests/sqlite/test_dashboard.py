@@ -24,12 +24,12 @@ from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.operation import FleetPlan
 from sqla_shard.fleet.runner import KINDS
 from sqla_shard.jobs import JobState, stored_job
+from sqla_shard.monitor import cached_reading
 from sqla_shard.monitor.dashboard import (
     create_app,
     dashboard_blueprint,
     DashboardServer,
     Observer,
-    readings,
 )
 from sqla_shard.monitor.dashboard.observer import PATIENCE
 from sqla_shard.monitor.dashboard.pages import Streams
@@ -136,14 +136,14 @@ class TestReading:
     def test_a_page_waits_once_for_servers_that_hang(self, scene, monkeypatch):
         # No time passes but that which a page waits.
         now, resumed = [0.0], Event()
-        monkeypatch.setattr(readings, "monotonic", lambda: now[0])
+        monkeypatch.setattr(cached_reading, "monotonic", lambda: now[0])
 
         def wait_for(is_done: Callable[[], bool], timeout: float) -> bool:
             now[0] += timeout
             return is_done()
 
         for one in vars(scene.observer).values():
-            if isinstance(one, readings.CachedReading):
+            if isinstance(one, cached_reading.CachedReading):
                 monkeypatch.setattr(one, "_read", partial(resumed.wait, 60))
                 monkeypatch.setattr(one._changed, "wait_for", wait_for)
         client = scene.client()

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from sqla_shard import Topology
+from sqla_shard.monitor.cached_reading import CachedReading
 from sqla_shard.monitor.dashboard.maps import by_value, bytes_text, Colours, map_of
-from sqla_shard.monitor.dashboard.readings import CachedReading
 
 
 def topology_of(shards: int, owners: list[int]) -> Topology:

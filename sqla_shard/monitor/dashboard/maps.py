@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+from sqla_shard.monitor.cached_reading import Reading
 from sqla_shard.monitor.dashboard.observer import Observer
-from sqla_shard.monitor.dashboard.readings import DatabaseSize, Reading, Sizes
+from sqla_shard.monitor.dashboard.readings import DatabaseSize, Sizes
 from sqla_shard.topology import Keyspace, ShardRange, Topology
 from sqla_shard.topology.urls import address_of
 from sqla_shard.util.processes import in_children

@@ -32,13 +32,12 @@ from sqla_shard.fleet.runner import operation_of
 from sqla_shard.jobs import JobPage, jobs_of, JobState, QueueCount, QueueLimit
 from sqla_shard.jobs.queues import limits, queue_counts, task_counts, TaskCount
 from sqla_shard.monitor import LoadReport, meter_of, report_load
+from sqla_shard.monitor.cached_reading import CachedReading, Reading
 from sqla_shard.monitor.dashboard.readings import (
-    CachedReading,
     Change,
     digest_of,
     PairState,
     read_rollouts,
-    Reading,
     Rollout,
     ServerReader,
     Sizes,

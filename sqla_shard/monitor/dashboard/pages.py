@@ -48,6 +48,7 @@ from sqla_shard.jobs import (
     retry_failed,
     retry_jobs,
 )
+from sqla_shard.monitor.cached_reading import waiting
 from sqla_shard.monitor.dashboard.maps import (
     bytes_text,
     Colouring,
@@ -57,7 +58,7 @@ from sqla_shard.monitor.dashboard.maps import (
     sizes_of,
 )
 from sqla_shard.monitor.dashboard.observer import Observer, PATIENCE
-from sqla_shard.monitor.dashboard.readings import PairState, waiting
+from sqla_shard.monitor.dashboard.readings import PairState
 from sqla_shard.monitor.dashboard.statements import is_sql
 from sqla_shard.topology import Keyspace
 from sqla_shard.util.masking import host_and_port

@@ -1,25 +1,16 @@
-"""Values that are read in the background: servers, revisions, topologies.
-
-A page never waits for a server for long: it gets the last value with its age,
-or none yet, while a thread reads the next one.  Only one thread at a time
-reads a value, whatever the number of browsers.
-"""
+"""What the pages show of the servers: states, sizes, revisions, topologies."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, UTC
 from functools import partial
-from math import inf
 from pathlib import Path
-from time import monotonic
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from alembic.config import Config
 from alembic.util import CommandError
@@ -66,131 +57,6 @@ from sqla_shard.util.processes import in_children
 T = TypeVar("T")
 
 _log = careful_log(__name__)
-
-#: When a page stops waiting, by the monotonic clock.
-_END = ContextVar("sqla_shard_dashboard_end", default=inf)
-
-
-@contextmanager
-def waiting(seconds: float) -> Iterator[None]:
-    """Limit the seconds for which one page waits for all its values together.
-
-    Each of them is late while a server hangs.
-    """
-    token = _END.set(monotonic() + seconds)
-    try:
-        yield
-    finally:
-        _END.reset(token)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading(Generic[T]):
-    """A value, or the reason why there is none.
-
-    :ivar value: the last value; None if none was read yet.
-    :ivar age: seconds since it was read.
-    :ivar error: why the last attempt failed; None if it did not.
-    :ivar is_late: whether an attempt is running that has taken longer than
-        the page has waited.
-    :ivar version: number of different values that were read so far.
-    """
-
-    value: T | None = None
-    age: float = 0.0
-    error: str | None = None
-    is_late: bool = False
-    version: int = 0
-
-
-class CachedReading(Generic[T]):
-    """A value that is read again when it is older than some seconds.
-
-    :param name: name of the thread that reads it.
-    :param read: returns the value; it has time limits of its own.
-    :param fresh: seconds for which a value is not read again.
-    :param share: the share of the time in which it may be read: one that takes
-        long is read less often.
-    """
-
-    def __init__(
-        self, name: str, read: Callable[[], T], *, fresh: float, share: float = 0.2
-    ) -> None:
-        self._name = name
-        self._read = read
-        self._fresh = fresh
-        self._share = share
-        self._value: T | None = None
-        self._error: str | None = None
-        self._version = 0
-        self.after_fork()
-        in_children(self)
-
-    def after_fork(self) -> None:
-        """Drop the thread, which a child process does not have."""
-        self._changed = threading.Condition()
-        self._is_running = False
-        self._taken: float | None = None
-        self._tried: float | None = None
-        self._next = 0.0
-
-    def get(self, wait: float) -> Reading[T]:
-        """Return the value; start to read it again if it is old.
-
-        :param wait: seconds to wait if the value is old; see
-            :func:`waiting`.
-        """
-        end = min(monotonic() + wait, _END.get())
-        with self._changed:
-            if not self._is_fresh() and not self._is_running:
-                self._is_running = True
-                threading.Thread(
-                    target=self._run,
-                    name=f"sqla-shard-dashboard-{self._name}",
-                    daemon=True,
-                ).start()
-            self._changed.wait_for(
-                lambda: not self._is_running, max(0.0, end - monotonic())
-            )
-            taken = self._taken
-            return Reading(
-                value=self._value,
-                age=0.0 if taken is None else monotonic() - taken,
-                error=self._error,
-                is_late=self._is_running,
-                version=self._version,
-            )
-
-    def expire(self) -> None:
-        """Read the value again when it is asked for next."""
-        with self._changed:
-            self._tried = None
-
-    def _is_fresh(self) -> bool:
-        return self._tried is not None and monotonic() < self._next
-
-    def _run(self) -> None:
-        error: str | None = "the read failed; its traceback is in the log"
-        value: T | None = None
-        began = monotonic()
-        try:
-            value = self._read()
-            error = None
-        except (SQLAlchemyError, OSError) as raised:
-            error = short(raised)
-            _log.info("%s could not be read: %s", self._name, error)
-        finally:
-            # In any case, or pages would wait for this thread for ever.
-            with self._changed:
-                now = monotonic()
-                if error is None:
-                    self._version += value != self._value
-                    self._value, self._taken = value, now
-                self._error, self._tried = error, now
-                took = now - began
-                self._next = began + max(self._fresh, took / self._share)
-                self._is_running = False
-                self._changed.notify_all()
 
 
 def digest_of(*parts: Any) -> str:
