@@ -118,8 +118,8 @@ def execute_everywhere(
     finally:
         if plan.report is not None:
             seconds = perf_counter() - start
-            found = None if rows is None else len(rows)
-            plan.report(_report(context, plan, jobs, found, seconds, error))
+            count = None if rows is None else len(rows)
+            plan.report(_report(context, plan, jobs, count, seconds, error))
     context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
         cursor, alternate_description=description, initial_buffer=rows
     )
@@ -261,8 +261,8 @@ def _reported(
     finally:
         job.seconds = perf_counter() - start
         job.rows = rows
-        found = rows if rows >= 0 else None
-        report(_report(context, plan, [job], found, job.seconds, error))
+        count = rows if rows >= 0 else None
+        report(_report(context, plan, [job], count, job.seconds, error))
     return True
 
 
@@ -450,15 +450,15 @@ def _run_all(
     plan: ExecutionPlan, work: Sequence[_Work], lanes: Lanes | AwaitedLanes
 ) -> None:
     """Execute all jobs within the timeout of the plan."""
-    left = plan.seconds_left()
+    seconds = plan.seconds_left()
     expiry = None
-    if left is not None:
+    if seconds is not None:
 
         def expire() -> None:
             for one in work:
                 one.expire()
 
-        expiry = left + GRACE, expire
+        expiry = seconds + GRACE, expire
     if plan.places[0].backend.waits:
         _run_together(work, lanes, expiry)
         return

@@ -221,13 +221,13 @@ class OpenConnections:
 
     def take(self) -> list[tuple[Backend, Any]]:
         """Return the connections, with their backends, and forget them."""
-        found = list(self._detached.values())
+        connections = list(self._detached.values())
         for record, backend in self._records.items():
             if record.dbapi_connection is not None:
-                found.append((backend, record.dbapi_connection))
+                connections.append((backend, record.dbapi_connection))
         self._detached.clear()
         self._records = WeakKeys()
-        return found
+        return connections
 
 
 class _ConnectionState:
@@ -509,11 +509,11 @@ def _moved(
     engines: Engines, places: Sequence[Place], topology: Topology
 ) -> dict[int, str | None]:
     """Return the shards that have moved, with their current servers."""
-    found: dict[int, str | None] = {}
+    servers: dict[int, str | None] = {}
     for place in places:
         keyspace = topology.keyspaces.get(place.keyspace)
         if keyspace is None or place.shard_id >= keyspace.shards:
-            found[place.shard_id] = None
+            servers[place.shard_id] = None
             continue
         server = keyspace.server_for(place.shard_id)
         # The name of a server is the same after a failover.
@@ -522,8 +522,8 @@ def _moved(
         )
         quoted = engine.dialect.identifier_preparer.quote(schema)
         if (engine.url, quoted) != (place.engine.url, place.schema):
-            found[place.shard_id] = server.name
-    return found
+            servers[place.shard_id] = server.name
+    return servers
 
 
 # Servers that were removed from the topology while they are in use
@@ -596,8 +596,8 @@ class Retired:
         """Return the object that refuses a new engine after it is retired."""
         # Register it when the engine is opened, not when it is retired:
         # listeners must not change while other threads run statements.
-        found = self._watched[engine] = _Retirement()
-        return found
+        retirement = self._watched[engine] = _Retirement()
+        return retirement
 
     def is_gone(self, text: str) -> bool:
         """Return whether a URL belongs to a removed server."""

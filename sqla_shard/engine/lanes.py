@@ -95,9 +95,9 @@ class Deadlines:
                 if not self._due:
                     self._changed.wait()
                     continue
-                left = self._due[0][0] - monotonic()
-                if left > 0:
-                    self._changed.wait(left)
+                seconds = self._due[0][0] - monotonic()
+                if seconds > 0:
+                    self._changed.wait(seconds)
                     continue
                 # Call it under the lock, so that cancel() waits for it.
                 call = heapq.heappop(self._due)[2]
@@ -335,19 +335,19 @@ class Lanes:
         The calling thread runs no task itself, since a task might not end
         before the timeout.
         """
-        left = list(zip_longest(tasks, servers))
-        while left:
+        waiting = list(zip_longest(tasks, servers))
+        while waiting:
             later = []
-            for task, server in left:
+            for task, server in waiting:
                 if not self._enter(server):
                     later.append((task, server))
                 elif not self._hand_over(task, server):
                     task()
-            left = later
+            waiting = later
             with self._ended:
                 # Do not wait if a thread has ended since: there is no second
                 # notification.
-                if left and all(self._is_full(server) for _, server in left):
+                if waiting and all(self._is_full(server) for _, server in waiting):
                     self._ended.wait(max(end - monotonic(), 0))
             if monotonic() >= end:
                 return
@@ -422,11 +422,11 @@ def _cause(error: BaseException) -> BaseException:
     the context of a RuntimeError of the lock.  As the failure of a job, the
     RuntimeError would interrupt nothing, and the wait might not end.
     """
-    found: BaseException | None = error
-    while found is not None:
-        if not isinstance(found, Exception):
-            return found
-        found = found.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if not isinstance(cause, Exception):
+            return cause
+        cause = cause.__context__
     return error
 
 
@@ -474,9 +474,9 @@ class AwaitedLanes:
                 return self.run(jobs)
             finally:
                 cancel()
-        found: list[T | BaseException] = await_only(_all_of(jobs))
+        outcomes: list[T | BaseException] = await_only(_all_of(jobs))
         results: list[T] = []
-        for result in found:
+        for result in outcomes:
             if isinstance(result, BaseException):
                 raise result
             results.append(result)
@@ -624,9 +624,9 @@ def _poll(poller: Poller, calls: Sequence[PolledCall], expiry: Expiry | None) ->
         if call.failure is not None:
             break
     while poller.waiting:
-        left = None if end is None else end - monotonic()
-        if expiry is not None and left is not None and left <= 0:
+        seconds = None if end is None else end - monotonic()
+        if expiry is not None and seconds is not None and seconds <= 0:
             end = None
             expiry[1]()
         else:
-            poller.step(left)
+            poller.step(seconds)

@@ -131,14 +131,14 @@ class Extreme:
         choose = max if self.greatest else min
         most = choose(row[self.sort_index] for row in known)
         alike = [row for row in known if row[self.sort_index] == most]
-        found = alike[0]
+        value = alike[0]
         if self.longest is not None:
             self._check_long(alike, self.longest)
         if self.tie_index is not None:
-            found = self._break_tie(alike, self.tie_index)
+            value = self._break_tie(alike, self.tie_index)
         if self.type_index is None:
-            return found[self.index]
-        return as_type(found[self.index], found[self.type_index])
+            return value[self.index]
+        return as_type(value[self.index], value[self.type_index])
 
     def _break_tie(self, rows: Sequence[Row], more: int) -> Row:
         choose = max if self.greatest else min
@@ -222,16 +222,16 @@ class Mean:
 
         :param like: the other value; None for no conversion.
         """
-        found = self._divided(rows)
-        if isinstance(found, tuple):
-            total, count, own = found
+        quotient = self._divided(rows)
+        if isinstance(quotient, tuple):
+            total, count, own = quotient
             return average(total, count, own, self.fraction, like)
-        return found
+        return quotient
 
     def inside(self, rows: Sequence[Row]) -> Any:
         """Return the least and the greatest number that a server may have."""
-        found = self._divided(rows)
-        return near(*found) if isinstance(found, tuple) else found
+        quotient = self._divided(rows)
+        return near(*quotient) if isinstance(quotient, tuple) else quotient
 
     def _divided(self, rows: Sequence[Row]) -> Any:
         """Return the average; of decimals the sum, the count and an average."""
@@ -346,8 +346,8 @@ class LimitedCount:
 
     def __call__(self, rows: Sequence[Row]) -> Any:
         """Return the number."""
-        found = max(self.inner(rows) - self.offset, 0)
-        return found if self.limit is None else min(found, self.limit)
+        number = max(self.inner(rows) - self.offset, 0)
+        return number if self.limit is None else min(number, self.limit)
 
 
 def _compared(recipe: Recipe) -> int | None:
@@ -443,8 +443,8 @@ class Merge:
         if self.combine is not None:
             recipes += self.combine.columns or ()
             same += self.combine.group_columns
-        found = (_compared(recipe) for recipe in recipes)
-        return frozenset([*same, *(at for at in found if at is not None)])
+        indexes = (_compared(recipe) for recipe in recipes)
+        return frozenset([*same, *(at for at in indexes if at is not None)])
 
     @property
     def row_limit(self) -> int | None:
@@ -574,9 +574,9 @@ class Merge:
         groups = self._limited(groups)
         if self.counts:
             return [(len(groups),)]
-        made = [[recipe(group) for recipe in columns] for group in groups]
-        _round_floats(made, formats[self.hidden :][: len(columns)])
-        return [tuple(row) for row in made]
+        rows = [[recipe(group) for recipe in columns] for group in groups]
+        _round_floats(rows, formats[self.hidden :][: len(columns)])
+        return [tuple(row) for row in rows]
 
     def _limited(self, items: list[Any]) -> list[Any]:
         """Apply LIMIT and OFFSET."""
@@ -608,15 +608,15 @@ def _round_floats(rows: Sequence[list[Any]], formats: Sequence[str | None]) -> N
 
 def _groups(runs: Sequence[list[Row]], combine: GroupRule) -> list[RowGroup]:
     same = combine.group_columns
-    found: dict[tuple[Any, ...], RowGroup] = {}
+    groups: dict[tuple[Any, ...], RowGroup] = {}
     for run in runs:
         for row in run:
             key = tuple([row[at] for at in same])
-            found.setdefault(key, RowGroup()).append(row)
+            groups.setdefault(key, RowGroup()).append(row)
     for at in combine.texts:
         index = same.index(at)
-        check_identities(key[index] for key in found)
-    return list(found.values())
+        check_identities(key[index] for key in groups)
+    return list(groups.values())
 
 
 def _check_counted(
@@ -634,10 +634,10 @@ def _check_counted(
     for run in runs:
         if limit is None or len(run) < limit:
             continue
-        found: set[tuple[Any, ...]] = set()
+        counted: set[tuple[Any, ...]] = set()
         for row in run:
             key = tuple([row[at] for at in combine.group_columns])
-            if key in found:
+            if key in counted:
                 raise ScatterUnsupportedError(
                     "DISTINCT with LIMIT over several shards has found equal "
                     "rows that the server has counted as different ones: "
@@ -645,7 +645,7 @@ def _check_counted(
                     "of the same columns, which counts them after the merge",
                     construct="DISTINCT",
                 )
-            found.add(key)
+            counted.add(key)
 
 
 def _of_row(key: OrderKey, row: Row) -> Any:
@@ -669,8 +669,8 @@ def _sort(
         def rank(
             item: Any, key: OrderKey = key, nulls_first: bool = nulls_first
         ) -> tuple[bool, Any]:
-            found = value(key, item)
-            return (found is not None) is nulls_first, found
+            shown = value(key, item)
+            return (shown is not None) is nulls_first, shown
 
         try:
             items.sort(key=rank, reverse=key.descending)

@@ -697,16 +697,16 @@ def _may_leave(connection: Connection) -> bool:
 
 def _answers_elsewhere(wire: Any, error: type[Exception]) -> bool:
     """Test a SQLite connection: check_same_thread cannot be read."""
-    found = []
+    answers = []
 
     def test() -> None:
         try:
             wire.cursor().close()
         except error:
             return
-        found.append(True)
+        answers.append(True)
 
     thread = threading.Thread(target=test, name="sqla-shard-ask")
     thread.start()
     thread.join()
-    return bool(found)
+    return bool(answers)

@@ -246,9 +246,9 @@ def limits_of(statement: Any) -> Scatter | None:
         if isinstance(option, Scatter):
             return option
     for part in (*private.from_obj(statement), *private.raw_columns(statement)):
-        found = _limits_inside(part)
-        if found is not None:
-            return found
+        limits = _limits_inside(part)
+        if limits is not None:
+            return limits
     return None
 
 
@@ -403,14 +403,14 @@ class ExecutionPlan:
 
     def by_connection(self) -> list[tuple[Connection, list[Place]]]:
         """Return each connection with its places."""
-        found: dict[Connection, list[Place]] = {}
-        before, its = None, []
+        places_of: dict[Connection, list[Place]] = {}
+        before, group = None, []
         for connection, place in zip(self.connections, self.places, strict=True):
             # Most shards are on the server of the shard before them.
             if connection is not before:
-                before, its = connection, found.setdefault(connection, [])
-            its.append(place)
-        return list(found.items())
+                before, group = connection, places_of.setdefault(connection, [])
+            group.append(place)
+        return list(places_of.items())
 
 
 class Sampling:
@@ -449,9 +449,9 @@ class Sampling:
 
     def __call__(self, plan: ExecutionPlan, context: Any) -> None:
         """Count a statement, and take a sample if it is its turn."""
-        left = self._left
-        if left:
-            self._left = left - 1
+        budget = self._left
+        if budget:
+            self._left = budget - 1
             return
         self._left = self._gap()
         self._take(plan, context)
@@ -594,7 +594,7 @@ def _jobs(
         _check_wrapped(compiled)
     if _locks(context):
         plan.before = partial(_lock_all, plan)
-    left = plan.seconds_left()
+    seconds = plan.seconds_left()
     by_connection = plan.by_connection()
     _check_kinds(context.compiled, [one for one, _ in by_connection])
     comments = plan.watch is not None and plan.watch.comments
@@ -613,10 +613,11 @@ def _jobs(
             most_rows=plan.max_rows,
             united=united,
         )
-        if left is not None:
+        if seconds is not None:
             limited = places[0].backend.limited
             statements = [
-                (limited(connection, text, left), values) for text, values in statements
+                (limited(connection, text, seconds), values)
+                for text, values in statements
             ]
         if comments:
             comment = _comment(places, len(by_connection))

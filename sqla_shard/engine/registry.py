@@ -80,14 +80,14 @@ def urls_of(topology: Topology) -> set[str]:
 def _names_of(topology: Topology) -> dict[str, str]:
     """Return the name of each server for reports, by its URL."""
     names = server_names(topology)
-    found = {}
+    by_url = {}
     for keyspace in topology.keyspaces.values():
         for server in keyspace.servers:
             name = names[keyspace.name, server.name]
-            found[server.primary] = name
+            by_url[server.primary] = name
             if server.standby is not None:
-                found.setdefault(server.standby, f"{name} (standby)")
-    return found
+                by_url.setdefault(server.standby, f"{name} (standby)")
+    return by_url
 
 
 def filled(text: str, environ: Mapping[str, str]) -> URL:
@@ -315,10 +315,10 @@ class Engines:
             self.retired.refuse(known - texts)
             for text in known - texts:
                 self._servers.pop(text, None)
-            left = [
+            unused = [
                 url for url, names in self._texts.items() if names and not names & texts
             ]
-            retired = [self._retire(url) for url in left]
+            retired = [self._retire(url) for url in unused]
         for engine in retired:
             self._dispose_idle(engine)
         with self._returned:
@@ -374,10 +374,10 @@ class Engines:
         backend = self._backends.get(engine.url)
         if backend is None:
             raise ServerRetiredError(server=server_name(engine.url))
-        found = self._open(engine.url, backend, timeout)
+        opened = self._open(engine.url, backend, timeout)
         names = self._names.get(engine.url, ()) if translates_errors else None
-        listen_to_probe(found, self, backend, names)
-        return found
+        listen_to_probe(opened, self, backend, names)
+        return opened
 
     def ask(self, engines: Sequence[Engine], timeout: float) -> list[Answer]:
         """Probe several servers at the same time.
@@ -489,13 +489,13 @@ class Engines:
     def stats(self) -> list[EngineStats]:
         """Return the state of every pool that was opened."""
         busy = self.in_use.values()
-        found = []
+        entries = []
         retired = list(self.retired.engines)
         for engine in [*list(self._engines.values()), *retired]:
             pool = engine.pool
             # A NullPool has no idle connections.
             idle = pool.checkedin() if isinstance(pool, QueuePool) else 0
-            found.append(
+            entries.append(
                 EngineStats(
                     server=self.report_name(engine),
                     address=server_name(engine.url),
@@ -505,7 +505,7 @@ class Engines:
                     retired=engine in retired,
                 )
             )
-        return sorted(found, key=lambda stats: (stats.server, stats.address))
+        return sorted(entries, key=lambda stats: (stats.server, stats.address))
 
     def shut(self) -> None:
         """Refuse new checkouts; close connections when they are returned."""
@@ -550,8 +550,8 @@ class Engines:
         """Return whether all connections were returned in time."""
         deadline = monotonic() + seconds
         with self._returned:
-            while self.in_use and (left := deadline - monotonic()) > 0:
-                self._returned.wait(min(left, LOOK))
+            while self.in_use and (remaining := deadline - monotonic()) > 0:
+                self._returned.wait(min(remaining, LOOK))
             return not self.in_use
 
     def after_fork(self) -> None:
@@ -607,16 +607,16 @@ class Places:
         :raises UnknownKeyspaceError: if there is no such keyspace, or several.
         :raises IdLayoutMismatchError: if the keyspace has another layout.
         """
-        found = self._keyspaces.get((name, kind))
-        if found is None:
+        keyspace = self._keyspaces.get((name, kind))
+        if keyspace is None:
             if name is None:
-                found = self.topology.sole(kind)  # type: ignore[arg-type]  # checked there
+                keyspace = self.topology.sole(kind)  # type: ignore[arg-type]  # checked there
             else:
-                found = self.topology.keyspace(name)
-            self._keyspaces[name, kind] = found
-        if layout is not found.id_layout and layout is not None:
-            check_layout(found, layout)
-        return found
+                keyspace = self.topology.keyspace(name)
+            self._keyspaces[name, kind] = keyspace
+        if layout is not keyspace.id_layout and layout is not None:
+            check_layout(keyspace, layout)
+        return keyspace
 
     def place(self, keyspace: Keyspace, shard_id: int) -> Place:
         """Return the location of a virtual shard.
@@ -706,15 +706,15 @@ class Places:
                 names.setdefault(place.engine, name)
         except ClusterClosedError as error:
             return dict.fromkeys(known.values(), error)
-        found: dict[str, Answer] = {}
+        by_name: dict[str, Answer] = {}
         answers = self.engines.ask(list(names), timeout)
         for answer in answers:
             if isinstance(answer, ServerRetiredError):
                 raise answer
         # The keyspaces of a server of SQLite have engines of their own.
         for name, answer in zip(names.values(), answers, strict=True):
-            found[name] = found.get(name) or answer
-        return found
+            by_name[name] = by_name.get(name) or answer
+        return by_name
 
     def warm(self, connections: int) -> None:
         """Open connections to every server of the topology, in parallel.
@@ -742,10 +742,10 @@ def check_layout(keyspace: Keyspace, layout: IdLayout) -> None:
 
 def by_server(places: Iterable[Place]) -> list[list[Place]]:
     """Return places grouped by engine, in their order."""
-    found: dict[Engine, list[Place]] = {}
+    groups: dict[Engine, list[Place]] = {}
     for place in places:
-        found.setdefault(place.engine, []).append(place)
-    return list(found.values())
+        groups.setdefault(place.engine, []).append(place)
+    return list(groups.values())
 
 
 def _quoted(name: str, preparer: IdentifierPreparer) -> str:

@@ -70,14 +70,14 @@ _QMARK_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|(\?)"
 def pieces(text: str, placeholder: str) -> tuple[str, ...]:
     """Split a statement at its placeholders."""
     token = _FORMAT_TOKEN if placeholder == "%s" else _QMARK_TOKEN
-    found = []
+    pieces = []
     start = 0
     for match in token.finditer(text):
         if match.group(1):
-            found.append(text[start : match.start()])
+            pieces.append(text[start : match.start()])
             start = match.end()
-    found.append(text[start:])
-    return tuple(found)
+    pieces.append(text[start:])
+    return tuple(pieces)
 
 
 def render(
@@ -146,8 +146,8 @@ def _own_clauses(text: str) -> tuple[bool, bool]:
 
     The clauses of a subquery do not count.
     """
-    found = [match.group(1) for match in _OWN.finditer(_outer(text))]
-    return any(found), bool(found)
+    words = [match.group(1) for match in _OWN.finditer(_outer(text))]
+    return any(words), bool(words)
 
 
 def _outer(text: str) -> str:

@@ -130,14 +130,14 @@ def each_once(servers: Iterable[UnreachableServer]) -> tuple[UnreachableServer, 
 
     That it does not respond comes before what a shard lacks.
     """
-    found: dict[tuple[str, str], UnreachableServer] = {}
+    merged: dict[tuple[str, str], UnreachableServer] = {}
     for one in sorted(servers, key=lambda one: one.cause.responds):
         key = one.server, one.role
-        if before := found.get(key):
+        if before := merged.get(key):
             addresses = (*before.addresses, *one.addresses)
             one = replace(before, addresses=tuple(dict.fromkeys(addresses)))
-        found[key] = one
-    return tuple(found.values())
+        merged[key] = one
+    return tuple(merged.values())
 
 
 def unreachable_values(servers: Iterable[UnreachableServer]) -> list[dict[str, Any]]:
@@ -186,11 +186,11 @@ def complete(answer: tuple[T, Iterable[UnreachableServer]]) -> T:
 
     :raises SQLAlchemyError: if a shard was not read.
     """
-    found, unreachable = answer
+    value, unreachable = answer
     for one in unreachable:
         assert one.error is not None  # noqa: S101 - of this process
         raise one.error
-    return found
+    return value
 
 
 def cause_of(error: BaseException, *, responds: bool = True) -> Cause:
@@ -199,13 +199,13 @@ def cause_of(error: BaseException, *, responds: bool = True) -> Cause:
     :param responds: False if the server is known not to have responded;
         otherwise the error says so.
     """
-    found = reason(error)
-    responds = responds and not isinstance(found, ServerUnreachableError)
-    if found is None and responds:
+    known = reason(error)
+    responds = responds and not isinstance(known, ServerUnreachableError)
+    if known is None and responds:
         return Cause(" ".join(short(error).split()))
-    cause = driver_cause(original(found or error))
-    if isinstance(found, ShardMissingError):
-        cause = cause._replace(reason=f"{cause.reason} - {found.explanation}")
+    cause = driver_cause(original(known or error))
+    if isinstance(known, ShardMissingError):
+        cause = cause._replace(reason=f"{cause.reason} - {known.explanation}")
     return cause._replace(responds=responds)
 
 
@@ -223,10 +223,10 @@ def reason(error: BaseException) -> ServerUnreachableError | ShardMissingError |
 
     :param error: of several attempts the last error is in its causes.
     """
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, NOT_READ):
-        found = found.__cause__
-    return found
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, NOT_READ):
+        cause = cause.__cause__
+    return cause
 
 
 def short(error: BaseException) -> str:

@@ -86,9 +86,9 @@ def as_type(value: Any, like: Any) -> Any:
     if isinstance(like, float) and isinstance(value, (int, Decimal)):
         return float(value)
     if isinstance(like, Decimal) and isinstance(value, (int, Decimal)):
-        found = _round(Decimal(value), _places(like), ROUND_HALF_UP)
+        rounded = _round(Decimal(value), _places(like), ROUND_HALF_UP)
         # Zero has no sign on servers.
-        return found if found else found.copy_abs()
+        return rounded if rounded else rounded.copy_abs()
     return value
 
 
@@ -166,18 +166,18 @@ def average(
     :raises ScatterUnsupportedError: if its last digits are not certain.
     """
     precise = _EXACTLY.divide(total, Decimal(count))
-    found = {
+    averages = {
         as_type(_round(precise, places, ROUND_DOWN), like)
         for places in _inside(total, _places(own), fraction)
     }
-    if len(found) > 1:
+    if len(averages) > 1:
         raise ScatterUnsupportedError(
-            f"avg() over several shards is one of {sorted(found)}: the "
+            f"avg() over several shards is one of {sorted(averages)}: the "
             "digits that the server has of the values are not known; cast() "
             "them to a Numeric with a scale",
             construct="avg()",
         )
-    return found.pop()
+    return averages.pop()
 
 
 def near(total: Decimal, count: int, own: Decimal) -> tuple[Decimal, Decimal]:
@@ -213,10 +213,10 @@ def _inside(total: Decimal, shown: int, fraction: Fraction) -> set[int]:
         return {places_of_quotient(n) for n in range(least, most + 1)}
     if fraction is not Fraction.UNKNOWN:
         least = max(least, shown - _INCREMENT)
-    found = range(least, max(least, _MAX_DECIMAL_PLACES) + 1)
+    places = range(least, max(least, _MAX_DECIMAL_PLACES) + 1)
     if fraction is Fraction.GROUPS:
-        return {places_of_quotient(n, _INCREMENT) for n in found if n % _GROUP == 0}
-    return {places_of_quotient(n, _INCREMENT) for n in found}
+        return {places_of_quotient(n, _INCREMENT) for n in places if n % _GROUP == 0}
+    return {places_of_quotient(n, _INCREMENT) for n in places}
 
 
 def places_of_quotient(places: int, increment: int = _INCREMENT) -> int:
@@ -268,10 +268,10 @@ def weigh(runs: Sequence[list[Row]], texts: Sequence[Text]) -> list[list[Row]]:
 
     :raises ScatterUnsupportedError: if weights do not determine the order.
     """
-    made = [_made(runs, text) for text in texts]
-    if not any(made):
+    weights = [_made(runs, text) for text in texts]
+    if not any(weights):
         return list(runs)
-    return [[_changed(row, texts, made) for row in run] for run in runs]
+    return [[_changed(row, texts, weights) for row in run] for run in runs]
 
 
 def _changed(row: Row, texts: Sequence[Text], made: Sequence[dict[bytes, Any]]) -> Row:
@@ -285,12 +285,12 @@ def _changed(row: Row, texts: Sequence[Text], made: Sequence[dict[bytes, Any]]) 
 
 def _made(runs: Sequence[list[Row]], text: Text) -> dict[bytes, Any]:
     """Return the padded weights by weights; empty if there is no padding."""
-    found = set()
+    seen = set()
     paddings = set()
     for row in chain.from_iterable(runs):
         weights = row[text.index]
         if weights is not None:
-            found.add(weights)
+            seen.add(weights)
             paddings.add(row[text.padding])
         elif row[text.shown] is not None:
             raise _no_text(repr(row[text.shown]))
@@ -306,16 +306,16 @@ def _made(runs: Sequence[list[Row]], text: Text) -> dict[bytes, Any]:
     padding = paddings.pop()
     if len(padding) > max(_LEVELS):
         raise _inexact(padding)
-    width = max(map(len, found)) + 2 * len(padding)
+    width = max(map(len, seen)) + 2 * len(padding)
     if len(padding) <= _ONE_LEVEL:
-        return {w: _padded(w, padding, width) for w in found}
+        return {w: _padded(w, padding, width) for w in seen}
     each = [padding[:_LEVEL], padding[_LEVEL:4], padding[-_LEVEL:]]
     return {
         w: b"".join(
             _padded(level, pad, width)
             for level, pad in zip(_split(w), each, strict=True)
         )
-        for w in found
+        for w in seen
     }
 
 

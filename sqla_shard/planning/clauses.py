@@ -159,7 +159,7 @@ def exists_columns(statement: Any) -> tuple[bool, ...] | None:
     """
     if not _is_bare(statement) or private.where_criteria(statement):
         return None
-    found = []
+    columns = []
     for column in map(unlabelled, private.raw_columns(statement)):
         element = column
         negated = getattr(column, "operator", None) is operators.inv
@@ -167,8 +167,8 @@ def exists_columns(statement: Any) -> tuple[bool, ...] | None:
             element = ungrouped(column.element)
         if not isinstance(element, Exists):
             return None
-        found.append(negated)
-    return tuple(found)
+        columns.append(negated)
+    return tuple(columns)
 
 
 def shows_if(statement: Any) -> bool:
@@ -191,8 +191,8 @@ def constant(statement: Any) -> Any:
         statement.
     """
     if isinstance(statement, TextClause):
-        found = _CONSTANT_TEXT.fullmatch(statement.text)
-        return select(literal_column(found[1])) if found else None
+        match = _CONSTANT_TEXT.fullmatch(statement.text)
+        return select(literal_column(match[1])) if match else None
     if (
         _is_bare(statement)
         and not private.where_criteria(statement)

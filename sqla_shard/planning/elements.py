@@ -100,8 +100,8 @@ class Added:
         """
         element = ordering.element
         how = ordering.descending, ordering.nulls_last
-        made = _sorted_by(element, distinct=distinct)
-        at = [self.add(self._of_group(element, one)) for one in made]
+        columns = _sorted_by(element, distinct=distinct)
+        at = [self.add(self._of_group(element, one)) for one in columns]
         if len(at) == 1:
             return OrderKey(First(at[0]), *how)
         text = Text(*at)
@@ -126,9 +126,9 @@ class Added:
 
         :returns: positions of the columns, and of those that are of texts.
         """
-        found = [self.identity(each, construct) for each in elements]
-        texts = tuple(at for at, is_text in found if is_text)
-        return tuple(at for at, _ in found), texts
+        identities = [self.identity(each, construct) for each in elements]
+        texts = tuple(at for at, is_text in identities if is_text)
+        return tuple(at for at, _ in identities), texts
 
     def identity(self, element: Any, construct: str) -> tuple[int, bool]:
         """Add a column that is equal for values that are equal on servers.
@@ -137,8 +137,8 @@ class Added:
         """
         if _kind(_whole(element), construct) != "text":
             return self.comparable(element, construct), False
-        made = OfText(element, "identity")
-        return self.add(self._of_group(element, made)), True
+        text = OfText(element, "identity")
+        return self.add(self._of_group(element, text)), True
 
     def _of_group(self, element: Any, made: Any) -> Any:
         if self.grouped and not has_aggregate(element):
@@ -180,11 +180,11 @@ def _sorted_by(element: Any, *, distinct: bool) -> tuple[Any, ...]:
         if element.__visit_name__ != "column":
             return _sort_columns(element, distinct=distinct)
         keys = element.__dict__[_SORT_KEYS] = _SortKeys(element)
-    made = keys.made.get(distinct)
-    if made is None:
-        made = _sort_columns(element, distinct=distinct)
-        keys.made[distinct] = made
-    return made
+    columns = keys.made.get(distinct)
+    if columns is None:
+        columns = _sort_columns(element, distinct=distinct)
+        keys.made[distinct] = columns
+    return columns
 
 
 def _sort_columns(element: Any, *, distinct: bool) -> tuple[Any, ...]:
@@ -223,7 +223,7 @@ def orderings(statement: Any) -> list[Ordering]:
 
     :raises ScatterUnsupportedError: if an element cannot be read.
     """
-    found = []
+    orderings = []
     for clause in private.order_by_clauses(statement):
         descending = False
         nulls_last = None
@@ -243,8 +243,8 @@ def orderings(statement: Any) -> list[Ordering]:
             else:
                 element = under
         _check_position(clause, "ORDER BY")
-        found.append(Ordering(element, descending, nulls_last))
-    return found
+        orderings.append(Ordering(element, descending, nulls_last))
+    return orderings
 
 
 def sorted_by_shown(statement: Any) -> Any:
@@ -257,11 +257,11 @@ def sorted_by_shown(statement: Any) -> Any:
     clauses = private.order_by_clauses(statement)
     if not any(map(_sorts_by_id, clauses)):
         return statement
-    made = tuple(
+    replaced = tuple(
         replacement_traverse(clause, {}, _shown_id) if _sorts_by_id(clause) else clause
         for clause in clauses
     )
-    return private.copy_with(statement, order_by_clauses=made)
+    return private.copy_with(statement, order_by_clauses=replaced)
 
 
 def by_id_columns(statement: Any) -> Any:
@@ -277,12 +277,12 @@ def by_id_columns(statement: Any) -> Any:
         return statement
     groups = private.group_by_clauses(statement)
     clauses = (*groups, *private.order_by_clauses(statement))
-    made = tuple(_id_labelled(clause, statement) for clause in clauses)
-    if all(new is old for new, old in zip(made, clauses, strict=True)):
+    labelled = tuple(_id_labelled(clause, statement) for clause in clauses)
+    if all(new is old for new, old in zip(labelled, clauses, strict=True)):
         return statement
     count = len(groups)
     return private.copy_with(
-        statement, group_by_clauses=made[:count], order_by_clauses=made[count:]
+        statement, group_by_clauses=labelled[:count], order_by_clauses=labelled[count:]
     )
 
 
@@ -299,8 +299,8 @@ def _id_labelled(clause: Any, statement: Any) -> Any:
     elif clause.__visit_name__ == "label_reference":
         named = clause.element
         if isinstance(named, UnaryExpression):
-            found = _id_labelled(named, statement)
-            return clause if found is named else found
+            inner = _id_labelled(named, statement)
+            return clause if inner is named else inner
     if not isinstance(named, Label):
         return clause
     column = named.element
@@ -338,14 +338,14 @@ def groupings(statement: Any) -> list[Any]:
 
     :raises ScatterUnsupportedError: if an element cannot be read.
     """
-    found = []
+    groupings = []
     for element in private.group_by_clauses(statement):
         _check_position(element, "GROUP BY")
         while (under := _named(element, statement, "GROUP BY")) is not None:
             _check_shadow(element, under, statement)
             element = under  # down to the expression
-        found.append(element)
-    return found
+        groupings.append(element)
+    return groupings
 
 
 def _named(element: Any, statement: Any, construct: str) -> Any:
@@ -450,24 +450,24 @@ def bounds_of(statement: Any, parameters: Any, max_offset: int) -> Bounds:
     :raises ScatterLimitError: if the OFFSET is larger than ``max_offset``.
     """
     limit, offset = (private.limit_clause(statement), private.offset_clause(statement))
-    found = Bounds(
+    bounds = Bounds(
         None if limit is None else _number(limit, parameters, "LIMIT"),
         0 if offset is None else _number(offset, parameters, "OFFSET"),
     )
-    if found.offset > max_offset:
+    if bounds.offset > max_offset:
         if max_offset:
             raise ScatterLimitError(
-                limit="max_offset", allowed=max_offset, found=found.offset
+                limit="max_offset", allowed=max_offset, found=bounds.offset
             )
         raise ScatterUnsupportedError(
-            f"OFFSET {found.offset} over several shards: each of them would "
+            f"OFFSET {bounds.offset} over several shards: each of them would "
             "also read the rows that are skipped. session.scatter_page() "
             "continues after the last row of a page, at the same cost for "
             "every page; .options(scatter(max_offset=1000)) allows an OFFSET "
             "up to that number",
             construct="OFFSET",
         )
-    return found
+    return bounds
 
 
 def capped(statement: Any, parameters: Any, most_rows: int, *, merged: bool) -> Any:

@@ -163,7 +163,11 @@ class ServerComputation(Computation):
     @cached_property
     def _averages(self) -> list[int]:
         """The positions of the expressions that compute with an average."""
-        return [at for at, made in enumerate(self.expressions) if _has_average(made)]
+        return [
+            at
+            for at, expression in enumerate(self.expressions)
+            if _has_average(expression)
+        ]
 
     def values(self, group: Sequence[Any]) -> tuple[Any, ...]:
         """Return the parts; they are constants for a group without rows."""
@@ -182,12 +186,12 @@ class ServerComputation(Computation):
             self._form(part.form, [group[at] for group in groups])
             for at, part in enumerate(self.parts)
         ]
-        found: list[tuple[Any, ...]] = []
+        results: list[tuple[Any, ...]] = []
         for start in range(0, len(groups), _BATCH):
             batch = groups[start : start + _BATCH]
             rows = send(self._statement(batch, forms, backend))
-            found += [self._found(row[1:]) for row in sorted(rows, key=_first)]
-        return found
+            results += [self._found(row[1:]) for row in sorted(rows, key=_first)]
+        return results
 
     def _found(self, row: Sequence[Any]) -> tuple[Any, ...]:
         """Return the values of the expressions.
@@ -259,10 +263,10 @@ class ServerComputation(Computation):
             _with_places(self.expressions[at], forms).label(f"sqla_shard_a{at}")
             for at in self._averages
         ]
-        made = select(literal_column(_NUMBER), *shown)
-        made = made.select_from(source.subquery("sqla_shard_parts"))
+        statement = select(literal_column(_NUMBER), *shown)
+        statement = statement.select_from(source.subquery("sqla_shard_parts"))
         # The expressions may be of a class; this statement loads no objects.
-        return private.copy_with(made, propagate_attrs=EMPTY_DICT)
+        return private.copy_with(statement, propagate_attrs=EMPTY_DICT)
 
 
 def _first(row: Sequence[Any]) -> Any:
@@ -342,15 +346,15 @@ class Computations:
             raise self._refusal(
                 element, "FILTER (use func.sum(case((condition, value))) instead)"
             )
-        made = replacement_traverse(element, {}, self._replaced)
-        for part in walk(made):
+        computed = replacement_traverse(element, {}, self._replaced)
+        for part in walk(computed):
             if isinstance(part, Over) or any(map(is_select, (part, *children(part)))):
                 raise self._refusal(element, "a subquery or window function")
             if is_column(part) and not _is_part(part):
                 raise self._refusal(element, f"{part}, not in GROUP BY,")
             if is_textual(part) and not _is_part(part):
                 raise self._refusal(element, "SQL as text")
-        self._expressions.append(made)
+        self._expressions.append(computed)
         return Computed(len(self._expressions) - 1)
 
     def _replaced(self, element: Any, **kw: Any) -> Any:
@@ -455,15 +459,15 @@ class Combiner:
         self._groups = groupings(statement)
         distinct = list(counted_distinct(row_expressions(statement)))
         on_shard = iter(counted)
-        found = [(element, next(on_shard, False)) for element in distinct]
+        pairs = [(element, next(on_shard, False)) for element in distinct]
         #: Further expressions to group by, to count distinct values.
         self.split: list[Any] = []
-        if not all(apart for _, apart in found):
+        if not all(apart for _, apart in pairs):
             # Rows that are split by one count have values of the others
             # several times.
-            found = [(element, False) for element, _ in found]
-        self._apart = {id(element) for element, apart in found if apart}
-        for element, apart in found:
+            pairs = [(element, False) for element, _ in pairs]
+        self._apart = {id(element) for element, apart in pairs if apart}
+        for element, apart in pairs:
             known = (*self._groups, *self.split)
             if not apart and not any(same(element, one) for one in known):
                 self.split.append(element)

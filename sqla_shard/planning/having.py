@@ -163,8 +163,8 @@ def of_groups(statement: Any) -> Any:
     """
     counted = counted_select(statement)
     if counted is not None:
-        made = of_groups(counted)
-        return statement if made is counted else counting(statement, made)
+        groups = of_groups(counted)
+        return statement if groups is counted else counting(statement, groups)
     if not isinstance(statement, Select):
         return statement
     where = private.where_criteria(statement)
@@ -240,8 +240,8 @@ def _with_least(clause: Any, common: Sequence[Any]) -> Any:
             isinstance(element, FunctionElement) and may_aggregate(element)
         ):
             return element
-        found = any(same(element, one) for one in common)
-        return func.min(element) if found else None
+        is_common = any(same(element, one) for one in common)
+        return func.min(element) if is_common else None
 
     return replacement_traverse(clause, {}, least)
 
@@ -258,9 +258,11 @@ def _grouped(statement: Any, shown: Mapping[Any, Any]) -> Iterator[Any]:
             named = element.element
         else:
             named = element
-        found = unlabelled(named)
-        if isinstance(found, ColumnElement) and (found.__visit_name__ != "column"):
-            yield found
+        expression = unlabelled(named)
+        if isinstance(expression, ColumnElement) and (
+            expression.__visit_name__ != "column"
+        ):
+            yield expression
 
 
 class Having:
@@ -315,9 +317,9 @@ class Having:
         if isinstance(clause, UnaryExpression) and clause.operator is operators.inv:
             return Negated(self._condition(clause.element))
         if isinstance(clause, BinaryExpression):
-            found = self._binary(clause)
-            if found is not None:
-                return found
+            recipe = self._binary(clause)
+            if recipe is not None:
+                return recipe
         return self._compute(clause)
 
     def _binary(self, clause: Any) -> Recipe | None:
@@ -378,5 +380,5 @@ class Having:
             return First(self._added.add(element))
         if depends_only_on(element, self._groups):
             return First(self._added.comparable(element, "HAVING"))
-        found = self._recipe(element, self._added.value(element))
-        return found.inside if isinstance(found, Mean) else found
+        recipe = self._recipe(element, self._added.value(element))
+        return recipe.inside if isinstance(recipe, Mean) else recipe

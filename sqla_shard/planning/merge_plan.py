@@ -251,15 +251,15 @@ def _sources(statement: Any) -> dict[Any, Any]:
 
     :returns: each of them, by the same element with or without its class.
     """
-    found: dict[Any, Any] = {}
+    sources: dict[Any, Any] = {}
     for column in private.raw_columns(statement):
         entity = private.class_of(column)
         if entity is not None:
             source = entity.__clause_element__()
-            found[source] = source
+            sources[source] = source
         for source in private.from_objects(column):
-            found.setdefault(source, source)
-    return found
+            sources.setdefault(source, source)
+    return sources
 
 
 def _from_of(inner: Any, sources: dict[Any, Any]) -> tuple[Any, ...]:
@@ -334,7 +334,7 @@ def _from_elements(statement: Any) -> Counter[Any]:
 
 def _elements_of(sources: Iterable[Any]) -> list[Any]:
     """Return elements of FROM, with those of joins."""
-    found = []
+    elements = []
     todo = list(sources)
     while todo:
         source = todo.pop()
@@ -344,8 +344,8 @@ def _elements_of(sources: Iterable[Any]) -> list[Any]:
             # Of a class with two tables, made anew each time.
             todo.append(source.element)
         else:
-            found.append(source)
-    return found
+            elements.append(source)
+    return elements
 
 
 def _combined(statement: Any, bounds: Bounds, added: Added, spread: Spread) -> Planned:

@@ -126,14 +126,14 @@ class Rendering:
         :raises UnsupportedStatementError: if it is rendered in several ways,
             or in a way that cannot be read.
         """
-        found = self._found.get((id(select), in_from), [])
-        if len({frozenset(map(hash, one.froms)) for one in found}) != 1:
+        texts = self._found.get((id(select), in_from), [])
+        if len({frozenset(map(hash, one.froms)) for one in texts}) != 1:
             raise UnsupportedStatementError(
                 "the same subquery object is used in places where it has "
                 "different meanings; build one for each",
                 construct="subquery",
             )
-        return found[0]
+        return texts[0]
 
 
 class _Recorder(StrSQLCompiler):

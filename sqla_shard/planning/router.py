@@ -296,7 +296,7 @@ def _lists(condition: Condition) -> list[Within]:
     if isinstance(condition, Within):
         return [condition] if condition.item is None else []
     if isinstance(condition, (AllOf, AnyOf)):
-        return [found for part in condition.parts for found in _lists(part)]
+        return [within for part in condition.parts for within in _lists(part)]
     return []
 
 
@@ -496,9 +496,9 @@ def _shards(
     union: frozenset[int] = frozenset()
     for group in shape.groups:
         condition = group.condition
-        found = None if condition is None else condition.shards(value)
-        if found is not None:
-            union |= found
+        shards = None if condition is None else condition.shards(value)
+        if shards is not None:
+            union |= shards
         elif scatter:
             return None
         else:
@@ -640,18 +640,18 @@ def keyspace_of(tables: tuple[Any, ...], places: Places) -> Keyspace:
     :raises NoShardKeyError: if there is no table, and not exactly one global
         keyspace.
     """
-    found: dict[str, Keyspace] = {}
+    keyspaces: dict[str, Keyspace] = {}
     names: dict[str, list[str]] = {}
     for table in tables:
         spec = spec_of(table)
         keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
-        found[keyspace.name] = keyspace
+        keyspaces[keyspace.name] = keyspace
         names.setdefault(keyspace.name, []).append(str(table.name))
-    if len(found) > 1:
+    if len(keyspaces) > 1:
         raise KeyspaceMismatchError(
             {name: tuple(listed) for name, listed in names.items()}
         )
-    for keyspace in found.values():
+    for keyspace in keyspaces.values():
         return keyspace
     try:
         return places.keyspace(None, "global")

@@ -322,14 +322,14 @@ class Leaf:
 
     def reach(self) -> set[Leaf]:
         """Return this leaf and all leaves that are tied to it."""
-        found = {self}
+        leaves = {self}
         todo = [self]
         while todo:
             for other in todo.pop().ties:
-                if other not in found:
-                    found.add(other)
+                if other not in leaves:
+                    leaves.add(other)
                     todo.append(other)
-        return found
+        return leaves
 
 
 def tie(one: Leaf, other: Leaf, level: Level) -> None:
@@ -420,9 +420,9 @@ class Block:
     def _find(self, source: Any) -> Leaf | Derived | None:
         block: Block | None = self
         while block is not None:
-            found = block.sources.get(source)
-            if found is not None:
-                return found
+            leaf = block.sources.get(source)
+            if leaf is not None:
+                return leaf
             block = block.outer
         return None
 
@@ -434,10 +434,10 @@ class Block:
         kind = kind_of(column)
         if not isinstance(kind, IdType) or not kind.routes or not is_column(column):
             return None
-        found = self._origin(column)
-        if found is None:
+        leaf_column = self._origin(column)
+        if leaf_column is None:
             return None
-        leaf, origin = found
+        leaf, origin = leaf_column
         missing = getattr(origin, "nullable", True)
         return Carrier(
             leaf, kind, form_of(element), missing or leaf.level.may_be_missing
@@ -512,10 +512,10 @@ class Within(Condition):
 
     def shards(self, values: Values) -> Shards:
         """Return the shards of the values."""
-        found = values(self.index)
+        ids = values(self.index)
         kind, name = self.kind, self.name
-        if type(found) is Slotted:
-            slot = found.slot
+        if type(ids) is Slotted:
+            slot = ids.slot
             if (slot.type_id, slot.layout) != (kind.type_id, kind.layout):
                 # The parameter is also that of a column with other ids.
                 slot = kind.slot(slot.ids)
@@ -523,15 +523,15 @@ class Within(Condition):
                 kind.shard_of(slot.other_type_id, name)
             return slot.shards
         if self.item is not None:
-            found = [value[self.item] for value in found]
+            ids = [value[self.item] for value in ids]
         return frozenset(
-            kind.shard_of(value, name) for value in found if value is not None
+            kind.shard_of(value, name) for value in ids if value is not None
         )
 
     def reason(self, values: Values, shard_id: int) -> str:
         """Return the first ids of the shard."""
-        found = values(self.index)
-        ids: Any = found.slot.ids if type(found) is Slotted else found
+        within = values(self.index)
+        ids: Any = within.slot.ids if type(within) is Slotted else within
         if self.item is not None:
             ids = [value[self.item] for value in ids]
         here = [
@@ -553,12 +553,12 @@ class AllOf(Condition):
 
     def shards(self, values: Values) -> Shards:
         """Return the shards that every part allows."""
-        left: Shards = None
+        common: Shards = None
         for part in self.parts:
-            found = part.shards(values)
-            if found is not None:
-                left = found if left is None else left & found
-        return left
+            shards = part.shards(values)
+            if shards is not None:
+                common = shards if common is None else common & shards
+        return common
 
     def reason(self, values: Values, shard_id: int) -> str:
         """Return the reasons of all parts."""
@@ -577,13 +577,13 @@ class AnyOf(Condition):
 
     def shards(self, values: Values) -> Shards:
         """Return the shards that any part allows."""
-        left = _NOWHERE
+        union = _NOWHERE
         for part in self.parts:
-            found = part.shards(values)
-            if found is None:
+            shards = part.shards(values)
+            if shards is None:
                 return None
-            left |= found
-        return left
+            union |= shards
+        return union
 
     def reason(self, values: Values, shard_id: int) -> str:
         """Return the reasons of the parts that name the shard."""
@@ -615,9 +615,9 @@ class ConditionReader:
         for block in self._blocks:
             for clause, level in block.filters:
                 there = {leaf for leaf in members if level.covers(leaf.level)}
-                found = self._read(clause, block, there) if there else None
-                if found is not None:
-                    parts.append(found)
+                condition = self._read(clause, block, there) if there else None
+                if condition is not None:
+                    parts.append(condition)
         return _all_of(parts)
 
     def _read(self, clause: Any, block: Block, members: set[Leaf]) -> Condition | None:
@@ -641,7 +641,7 @@ class ConditionReader:
         self, select: Any, block: Block, members: set[Leaf]
     ) -> Condition | None:
         """Return the condition that a subquery puts on rows outside it."""
-        found = []
+        conditions = []
         for branch in block.inside.get(id(inner(select)), ()):
             tied = {
                 leaf for leaf in branch.leaves if not members.isdisjoint(leaf.reach())
@@ -655,8 +655,8 @@ class ConditionReader:
             # A count has a row even if there is nothing to count.
             if not parts or branch.cut is not None:
                 return None
-            found.append(AllOf(parts))
-        return AnyOf(found) if found else None
+            conditions.append(AllOf(parts))
+        return AnyOf(conditions) if conditions else None
 
     def _compared(
         self, clause: Any, block: Block, members: set[Leaf]

@@ -173,13 +173,13 @@ def spec_of(table: Any) -> TableSpec:
     # table() of SQLAlchemy has no metadata.
     if not isinstance(table, Table):
         return _NOTHING_KNOWN
-    found: TableSpec | None = table.info.get(_INFO)
-    if found is None:
-        found = _inferred(table)
+    spec: TableSpec | None = table.info.get(_INFO)
+    if spec is None:
+        spec = _inferred(table)
         # A foreign key has no type until the other table is defined.
         if not any(private.is_null_type(column.type) for column in table.columns):
-            table.info[_INFO] = found
-    return found
+            table.info[_INFO] = spec
+    return spec
 
 
 #: Returns ids for new rows; called with the session, the location and the
@@ -199,8 +199,8 @@ def new_ids_of(table: Any) -> NewIds | None:
     """
     if not isinstance(table, Table):
         return None
-    found: NewIds | None = table.info.get(_NEW_IDS)
-    return found
+    new_ids: NewIds | None = table.info.get(_NEW_IDS)
+    return new_ids
 
 
 def is_placed(table: Any) -> bool:

@@ -107,9 +107,9 @@ def outbox_places(session: ShardSession, stale: PendingInvalidation) -> list[Pla
     for place in (None if stale.is_made else stale.place, None):
         # Recorded writes may not have been sent yet.
         written = session.log.places_that_commit(place)
-        found = [one for one in written if session.is_connected(one)]
-        if found:
-            return found
+        connected = [one for one in written if session.is_connected(one)]
+        if connected:
+            return connected
     place = _connected_place(session)
     if place is None:
         raise LookupError("the transaction has begun on no server")
@@ -250,7 +250,7 @@ def invalidate_matching(
     table = statement.table
     for place in places:
         refuse_cached_autocommit(session, place, table)
-    found = session.scalars(
+    keys = session.scalars(
         select(routing_column(table))
         .where(*private.where_criteria(statement))
         .with_for_update(),
@@ -258,9 +258,9 @@ def invalidate_matching(
         bind_arguments={"places": list(places)},
         execution_options={INCLUDE_INACTIVE: True},
     ).all()
-    for row_id in dict.fromkeys(found):
+    for row_id in dict.fromkeys(keys):
         caching.record_write(session, table, row_id)
-    return len(found)
+    return len(keys)
 
 
 def check_matching(session: ShardSession, statement: Any) -> bool:

@@ -162,7 +162,7 @@ def connect(
     # Connect in the same order in all sessions: otherwise two sessions that
     # wait for the last connections of two pools would deadlock.
     servers = {place.engine: place for place in places}
-    found: dict[Engine, Connection] = {}
+    connections: dict[Engine, Connection] = {}
     errors: dict[Engine, Exception] = {}
     new = [
         engine
@@ -186,17 +186,17 @@ def connect(
                 # A statement on an invalidated connection raises an error
                 # of SQLAlchemy, not one of the server.
                 raise connection_lost(place.server)
-            found[engine] = connection
+            connections[engine] = connection
         except SQLAlchemyError as error:
             if not partial:
                 raise
             errors[engine] = error
     reached = places
     if errors:
-        reached = [place for place in places if place.engine in found]
-    made = ExecutionPlan(
+        reached = [place for place in places if place.engine in connections]
+    execution = ExecutionPlan(
         reached,
-        [found[place.engine] for place in reached],
+        [connections[place.engine] for place in reached],
         session.log.wrote,
         merge=merge,
         limits=limits,
@@ -206,10 +206,10 @@ def connect(
     )
     for place in places if errors else ():
         if place.engine in errors:
-            made.errors[place.shard_id] = errors[place.engine]
+            execution.errors[place.shard_id] = errors[place.engine]
     if not reached:
-        raise ScatterFailedError(made.errors)
-    return made
+        raise ScatterFailedError(execution.errors)
+    return execution
 
 
 # One thread or task uses a session at a time: a server answers in the order of

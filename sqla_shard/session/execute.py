@@ -153,7 +153,7 @@ def check_keyspace(
             check_layout(keyspace, spec.layout)
     if elsewhere:
         raise KeyspaceMismatchError(
-            {name: tuple(found) for name, found in elsewhere.items()},
+            {name: tuple(others) for name, others in elsewhere.items()},
             named=keyspace.name,
         )
 
@@ -345,8 +345,8 @@ def _located(context: ORMExecuteState, session: ShardSession) -> Sequence[Place]
     state = private.refresh_state(context.load_options)
     if state is None or state.key is None:
         return ()
-    found: Sequence[Place] = spec.places_of(session.places, state.key[1])
-    return found
+    places: Sequence[Place] = spec.places_of(session.places, state.key[1])
+    return places
 
 
 def _write(
@@ -383,9 +383,9 @@ def _invalidating(
 
     :param parameters: the only parameter set of the statement.
     """
-    found = invalidate_matching(session, context.statement, parameters, places)
+    count = invalidate_matching(session, context.statement, parameters, places)
     result = _write_each_shard(context, session, places, scattered=scattered)
-    check_count(context.statement, result, found)
+    check_count(context.statement, result, count)
     return result
 
 
@@ -510,14 +510,14 @@ def _send(
 ) -> None:
     """Set the plan of an execution, which SQLAlchemy then continues."""
     if len(places) == 1 and limits is None:
-        made = session._plan_for(places[0])
+        plan = session._plan_for(places[0])
     else:
-        made = connect(session, places, merge, limits, scattered=scattered)
-    if made.watch is not None:
-        made.loads = _loads(context)
-    context.bind_arguments["place"] = made.places[0]
+        plan = connect(session, places, merge, limits, scattered=scattered)
+    if plan.watch is not None:
+        plan.loads = _loads(context)
+    context.bind_arguments["place"] = plan.places[0]
     context.update_execution_options(
-        **{OPTION: made, "schema_translate_map": TRANSLATE}
+        **{OPTION: plan, "schema_translate_map": TRANSLATE}
     )
 
 

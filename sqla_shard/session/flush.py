@@ -104,8 +104,8 @@ _known: weakref.WeakKeyDictionary[Mapper[Any], Links] = weakref.WeakKeyDictionar
 
 def links_of(mapper: Mapper[Any]) -> Links:
     """Return the links of a class, which are computed once."""
-    found = _known.get(mapper)
-    if found is None:
+    links = _known.get(mapper)
+    if links is None:
         spec = spec_of(mapper.local_table)
         identity = tuple(
             mapper.get_property_by_column(column).key for column in mapper.primary_key
@@ -113,7 +113,7 @@ def links_of(mapper: Mapper[Any]) -> Links:
         id_attribute = "" if spec.id_index is None else identity[spec.id_index]
         references = tuple(_references(mapper))
         up = tuple(_filled(mapper, RelationshipDirection.MANYTOONE, here=True))
-        found = _known[mapper] = Links(
+        links = _known[mapper] = Links(
             identity=identity,
             id_attribute=id_attribute,
             parent_attribute=(
@@ -142,21 +142,21 @@ def links_of(mapper: Mapper[Any]) -> Links:
                 or relation.viewonly
             ),
         )
-    return found
+    return links
 
 
 def _linked(instances: Iterable[Any]) -> list[tuple[InstanceState[Any], Links]]:
     """Return the states of objects, with the links of their classes."""
     known: dict[Mapper[Any], Links] = {}
-    found = []
+    linked = []
     for instance in instances:
         state = instance_state(instance)
         mapper = state.mapper
         links = known.get(mapper)
         if links is None:
             links = known[mapper] = links_of(mapper)
-        found.append((state, links))
-    return found
+        linked.append((state, links))
+    return linked
 
 
 def mapping_class(relation: Any) -> str:
@@ -223,8 +223,8 @@ def place_of(
     if spec.reference is not None:
         raise ReferenceWriteError(reference=spec.reference)
     if spec.places_of is not None and state.key is not None:
-        found: Place = spec.places_of(places, state.key[1])[0]
-        return found
+        placed: Place = spec.places_of(places, state.key[1])[0]
+        return placed
     if spec.id_index is None:
         raise PlacementError(
             f"{state.mapper.class_.__name__} has no id that determines its "

@@ -178,8 +178,8 @@ class Getter:
         spec = self._spec
         keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
         if spec.places_of is not None:
-            found: Place = spec.places_of(places, primary_key)[0]
-            return found
+            place: Place = spec.places_of(places, primary_key)[0]
+            return place
         if spec.id_index is None:
             return places.place(keyspace, 0)
         object_id = primary_key[spec.id_index]
@@ -212,22 +212,23 @@ class Getter:
     def get(self, session: ShardSession, object_id: int, hidden: bool) -> Any:
         """Return the object of an id; None if it is missing or hidden."""
         place = self.place(session.places, (object_id,))
-        found = session.identity_map.get((self._identity, (object_id,), None))
-        if found is None or (state := instance_state(found)).expired:
-            if found is not None and not isinstance(found, self._class):
+        instance = session.identity_map.get((self._identity, (object_id,), None))
+        if instance is None or (state := instance_state(instance)).expired:
+            if instance is not None and not isinstance(instance, self._class):
                 return None
             try:
-                if found is not None and _repeats_options(state):
+                if instance is not None and _repeats_options(state):
                     return self._plain_get(session, object_id, hidden)
-                held, found = found, self._read(session, object_id, place, found)
+                held = instance
+                instance = self._read(session, object_id, place, held)
             except UnreadableBlobError as error:
                 raise error.of(object_id) from error
-            if found is not None:
-                self._check(session, found, object_id)
+            if instance is not None:
+                self._check(session, instance, object_id)
             elif held is not None:
                 # Criteria of a listener may hide the row; SQLAlchemy reads it.
                 return self._plain_get(session, object_id, hidden)
-        return self._shown(found, hidden)
+        return self._shown(instance, hidden)
 
     def _read(
         self, session: ShardSession, object_id: int, place: Place, expired: Any
@@ -244,9 +245,9 @@ class Getter:
                 places = {object_id: place}
                 read = cached.read(session, self._table, places)
                 # The id is absent if its cached row cannot be loaded.
-                found = read.get(object_id)
-                if found is not None or (object_id in read and not session.new):
-                    return found
+                instance = read.get(object_id)
+                if instance is not None or (object_id in read and not session.new):
+                    return instance
         # The class of the object may have more columns.
         getter = self if expired is None else getter_of(type(expired))
         # Python recognizes inactive objects faster than the server, which
@@ -262,9 +263,9 @@ class Getter:
             .one_or_none()
         )
 
-    def _check(self, session: ShardSession, found: Any, object_id: int) -> None:
+    def _check(self, session: ShardSession, instance: Any, object_id: int) -> None:
         """Refuse an object that was not requested."""
-        key: Any = instance_state(found).key
+        key: Any = instance_state(instance).key
         if key[1][0] != object_id:
             raise self._of_another_read(session, key[1][0])
 
@@ -279,12 +280,12 @@ class Getter:
             "tasks use this session at the same time; open one for each"
         )
 
-    def _shown(self, found: Any, hidden: bool) -> Any:
+    def _shown(self, instance: Any, hidden: bool) -> Any:
         shown = self._spec.is_shown
-        if not isinstance(found, self._class):
+        if not isinstance(instance, self._class):
             return None
-        if hidden or shown is None or shown(found):
-            return found
+        if hidden or shown is None or shown(instance):
+            return instance
         return None
 
     def get_with(
@@ -324,11 +325,11 @@ class Getter:
             **(kwargs.get("execution_options") or {}),
             **_SHOW_ALL,
         }
-        found = get(self._class, object_id, **kwargs)
-        if found is None:
+        instance = get(self._class, object_id, **kwargs)
+        if instance is None:
             return None
-        self._check(session, found, object_id)
-        return self._shown(found, hidden)
+        self._check(session, instance, object_id)
+        return self._shown(instance, hidden)
 
     def _plain_get(self, session: ShardSession, object_id: int, hidden: bool) -> Any:
         return self.get_with(
@@ -360,7 +361,7 @@ class Getter:
         if slot.other_type_id is not None:
             self._layout.shard_of(slot.other_type_id, type_id, self._name)
         hidden = session.shows_hidden or includes_hidden(execution_options)
-        found: dict[int, Any] = {}
+        instances: dict[int, Any] = {}
         wanted = list(dict.fromkeys(ids))
         missing: list[int] = []
         if not execution_options.get("populate_existing"):
@@ -372,7 +373,7 @@ class Getter:
                     continue
                 state = instance_state(held)
                 if not state.expired:
-                    found[object_id] = held
+                    instances[object_id] = held
                     continue
                 if options:  # whose criteria may hide the row
                     continue
@@ -393,15 +394,17 @@ class Getter:
                 again = getter_of(type(one))._many
                 again = private.refreshing(again, instance_state(one))
                 some = IdSlot([*those], type_id, self._layout, whole=False)
-                found |= dict.fromkeys(those)
-                found |= self._read_many(session, some, those, again, execution_options)
-            if found:
-                wanted = [i for i in wanted if i not in found]
+                instances |= dict.fromkeys(those)
+                instances |= self._read_many(
+                    session, some, those, again, execution_options
+                )
+            if instances:
+                wanted = [i for i in wanted if i not in instances]
             if wanted and not options:
                 cached = self._cached_many(session, wanted)
                 if cached:
-                    found.update(cached)
-                    wanted = [i for i in wanted if i not in found]
+                    instances.update(cached)
+                    wanted = [i for i in wanted if i not in instances]
         if wanted:
             if len(wanted) < len(ids):
                 slot = IdSlot(wanted, type_id, self._layout, whole=False)
@@ -409,14 +412,14 @@ class Getter:
             more = self._read_many(
                 session, slot, wanted, many, execution_options, routed=bool(options)
             )
-            found |= more
+            instances |= more
         for object_id in missing:
-            if found.get(object_id) is None:
-                found[object_id] = self._plain_get(session, object_id, hidden=True)
+            if instances.get(object_id) is None:
+                instances[object_id] = self._plain_get(session, object_id, hidden=True)
         cls, shown = self._class, self._spec.is_shown
         return [
             one
-            if isinstance(one := found.get(i), cls)
+            if isinstance(one := instances.get(i), cls)
             and (hidden or shown is None or shown(one))
             else None
             for i in ids
@@ -441,7 +444,7 @@ class Getter:
             # The ids have named the shards: do not read the statement.
             bind_arguments = {"places": list(self._shards(session, ids).values())}
         requested = set(ids)
-        found = {}
+        instances = {}
         for row in session.scalars(
             statement,
             {_IDS: slot()},
@@ -452,8 +455,8 @@ class Getter:
             object_id = key[1][0]
             if object_id not in requested:
                 raise self._of_another_read(session, object_id)
-            found[object_id] = row
-        return found
+            instances[object_id] = row
+        return instances
 
     def _shards(self, session: ShardSession, ids: Iterable[int]) -> dict[int, Place]:
         """Return the locations of the shards of ids, in order.

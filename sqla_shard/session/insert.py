@@ -85,8 +85,8 @@ def _encode_row(encode: Any, fields: Row, row: Mapping[str, Any]) -> Row:
     """Encode the fields of a row; return it by columns."""
     given = {**fields, **row}
     requested = {_SHARD: given.pop(_SHARD)} if _SHARD in given else {}
-    found: Row = encode(given)
-    return {**found, **requested}
+    encoded: Row = encode(given)
+    return {**encoded, **requested}
 
 
 def _takes_shards(table: Any) -> bool:
@@ -327,8 +327,8 @@ class _Placer:
         for column, names in self._columns:
             value = _value(row, names)
             if value is not None and self._determines_shard(column):
-                found: int = kind_of(column).shard_of(value, self._name)
-                return found
+                shard_id: int = kind_of(column).shard_of(value, self._name)
+                return shard_id
         return None
 
     def _requested(self, row: Mapping[str, Any]) -> int | None:

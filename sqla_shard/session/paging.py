@@ -226,7 +226,7 @@ def seal_of(keys: Sequence[str | bytes], environ: Mapping[str, str]) -> Seal:
     if isinstance(keys, (str, bytes)):
         # Otherwise each character of the string would be a key.
         raise BookmarkKeyError("is one key; pass a list of keys")
-    found = []
+    secrets = []
     for index, given in enumerate(keys):
         key: Any = given
         match = _REFERENCE.fullmatch(key) if isinstance(key, str) else None
@@ -248,8 +248,8 @@ def seal_of(keys: Sequence[str | bytes], environ: Mapping[str, str]) -> Seal:
                 "secrets.token_urlsafe()",
                 index=index,
             )
-        found.append(key)
-    return Seal(found)
+        secrets.append(key)
+    return Seal(secrets)
 
 
 def bookmark_text(bookmark: str) -> str:
@@ -344,10 +344,10 @@ def _microseconds(value: dt.timedelta) -> str:
 
 
 def _time(text: str) -> dt.timedelta:
-    found = dt.timedelta(microseconds=int(text))
-    if abs(found) > _LONGEST_TIME:
+    duration = dt.timedelta(microseconds=int(text))
+    if abs(duration) > _LONGEST_TIME:
         raise BookmarkValueError
-    return found
+    return duration
 
 
 #: Maximum value of a TIME of MySQL, rounded up

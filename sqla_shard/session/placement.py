@@ -230,8 +230,8 @@ class IssuedAttributes(dict[Any, str | None]):
     """
 
     def __missing__(self, mapper: Mapper[Any]) -> str | None:
-        found = None
+        name = None
         if lacks_issued_id(mapper.local_table):
-            found = mapper.get_property_by_column(mapper.primary_key[0]).key
-        self[mapper] = found
-        return found
+            name = mapper.get_property_by_column(mapper.primary_key[0]).key
+        self[mapper] = name
+        return name

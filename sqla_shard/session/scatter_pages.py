@@ -81,16 +81,16 @@ _PLAIN = (
 
 def bare(statement: Any) -> Any:
     """Return a SELECT with only the FROM and WHERE of another."""
-    made = statement.with_only_columns(literal(1), maintain_column_froms=True).order_by(
-        None
-    )
+    bare_select = statement.with_only_columns(
+        literal(1), maintain_column_froms=True
+    ).order_by(None)
     # Other options, such as eager loading, change only what is selected.
     options = tuple(
         option
-        for option in private.with_options(made)
+        for option in private.with_options(bare_select)
         if isinstance(option, LoaderCriteriaOption)
     )
-    return private.copy_with(made, with_options=options)
+    return private.copy_with(bare_select, with_options=options)
 
 
 def fingerprint(
@@ -123,8 +123,8 @@ def fingerprint(
 @lru_cache(maxsize=16)
 def _untouched(kind: Any) -> Dialect:
     # Named parameters, since drivers differ in their styles
-    made: Dialect = kind(paramstyle="named")
-    return made
+    dialect: Dialect = kind(paramstyle="named")
+    return dialect
 
 
 def _text(value: Any, process: Callable[[Any], Any] | None) -> str:
@@ -165,9 +165,9 @@ def scatter_page(
     mark = PagePosition() if after is None else bookmarks.read_bookmark(after)
     if mark.back:
         keys = [replace(key, descending=not key.descending) for key in keys]
-    made = statement.order_by(None).limit(limit + 1)
+    page_select = statement.order_by(None).limit(limit + 1)
     texts = [key.element for key in keys if key.is_text]
-    made = made.add_columns(
+    page_select = page_select.add_columns(
         *[key.value.label(f"sqla_shard_key{i}") for i, key in enumerate(keys)],
         *[
             OfText(text, "unsorted").label(f"sqla_shard_unsorted{i}")
@@ -175,14 +175,14 @@ def scatter_page(
         ],
     ).order_by(*[key.ordered for key in keys])
     if mark.values:
-        made = made.where(_beyond(keys, mark.values))
-    made = made.options(_limits(statement, limit))
-    found = session.execute(made, parameters).freeze()
-    rows = found().all()
+        page_select = page_select.where(_beyond(keys, mark.values))
+    page_select = page_select.options(_limits(statement, limit))
+    result = session.execute(page_select, parameters).freeze()
+    rows = result().all()
     if count == 1:
-        items = list(found().scalars())[:limit]
+        items = list(result().scalars())[:limit]
     else:
-        items = list(found().columns(*range(count)).all()[:limit])
+        items = list(result().columns(*range(count)).all()[:limit])
     onward = turned = None
     if len(rows) > limit:
         last = _bookmarked(rows, limit - 1, count, keys)

@@ -329,8 +329,8 @@ class ShardSession(ShardedSession):
 
     def execute_chooser(self, context: ORMExecuteState) -> list[int]:
         """Return the shards of a statement; see :mod:`sqla_shard.planning`."""
-        found = route(context.statement, context.parameters, self.places)
-        return list(found.shards)
+        shards = route(context.statement, context.parameters, self.places)
+        return list(shards.shards)
 
     def get_bind(  # type: ignore[override]  # takes a place as well
         self,
@@ -542,11 +542,11 @@ class ShardSession(ShardedSession):
             return connection
         # SQLAlchemy does the same before it connects to a server.
         private.check_can_execute(self)
-        found = self._cache_connection
-        if found is None or found.engine is not engine:
+        cached = self._cache_connection
+        if cached is None or cached.engine is not engine:
             self.close_cache_connection()
-            found = self._cache_connection = engine.connect()
-        return found
+            cached = self._cache_connection = engine.connect()
+        return cached
 
     def close_cache_connection(self) -> None:
         """Close the connection to the engine of cached rows."""
@@ -627,10 +627,10 @@ class ShardSession(ShardedSession):
             bool(kwargs) and includes_hidden(kwargs.get("execution_options"))
         )
         if type(ident) is int and (not kwargs or is_plain(kwargs)):
-            found: T | None = getter.get(self, ident, hidden)
+            instance: T | None = getter.get(self, ident, hidden)
         else:
-            found = getter.get_with(self, ident, hidden, kwargs, super().get)
-        return found
+            instance = getter.get_with(self, ident, hidden, kwargs, super().get)
+        return instance
 
     def get_many(
         self,
@@ -656,10 +656,10 @@ class ShardSession(ShardedSession):
                 "use select() with in_()",
                 construct="get_many()",
             )
-        found: list[T | None] = getter.get_many(
+        instances: list[T | None] = getter.get_many(
             self, ids_in("get_many()", ids), options, execution_options or {}
         )
-        return found
+        return instances
 
     def scatter_page(
         self,

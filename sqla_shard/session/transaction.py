@@ -135,10 +135,10 @@ class WrittenShards(dict[tuple[str, int], _Write]):
     @property
     def engines(self) -> list[Engine]:
         """The engines of written servers, in the order of first writes."""
-        found: dict[Engine, None] = {}
+        engines: dict[Engine, None] = {}
         for write in self.values():
-            found[write.place.engine] = None
-        return list(found)
+            engines[write.place.engine] = None
+        return list(engines)
 
     def place_on(self, engine: Engine) -> Place | None:
         """Return a written shard of a server, if any."""
@@ -163,13 +163,13 @@ class WrittenShards(dict[tuple[str, int], _Write]):
 
     def shards(self, engines: Collection[Engine]) -> tuple[WrittenShard, ...]:
         """Return the written shards of the given servers."""
-        found = [
+        shards = [
             WrittenShard(
                 keyspace=place.keyspace, shard_id=place.shard_id, server=place.server
             )
             for place in self._places_on(engines)
         ]
-        return tuple(sorted(found, key=lambda s: (s.keyspace, s.shard_id)))
+        return tuple(sorted(shards, key=lambda s: (s.keyspace, s.shard_id)))
 
     def servers(self, engines: Collection[Engine]) -> tuple[str, ...]:
         """Return the names of the given servers, if they were written."""
@@ -320,8 +320,8 @@ class TransactionLog:
         written = self._written
         if place is not None and place.address in written:
             return [place]
-        found = [written.place_on(engine) for engine in written.engines]
-        return [one for one in found if one is not None]
+        places = [written.place_on(engine) for engine in written.engines]
+        return [one for one in places if one is not None]
 
     def savepoint(self, transaction: Any) -> None:
         """Record the state at a savepoint.
@@ -389,12 +389,12 @@ class TransactionLog:
 
         :raises CancelledError: if the task was cancelled after COMMIT.
         """
-        left, self._after_commit = self._after_commit, ()
+        functions, self._after_commit = self._after_commit, ()
         items: dict[AfterCommit, list[Any]] = {}
-        for what, item in left if self.is_committed else ():
+        for what, item in functions if self.is_committed else ():
             items.setdefault(what, []).append(item)
-        for what, its in items.items():
-            what(session, tuple(its), self.has_failed)
+        for what, values in items.items():
+            what(session, tuple(values), self.has_failed)
         if self.cancelled is not None:
             # If it were raised earlier, COMMIT would seem to have failed.
             raise self.cancelled
