@@ -316,8 +316,8 @@ class BlobField:
         return self._give_out(data, MISSING, self._encoded_default())
 
     def _encoded_default(self) -> Any:
-        made = self._default if self._factory is None else self._factory()
-        return self.encode(made)
+        default = self._default if self._factory is None else self._factory()
+        return self.encode(default)
 
     def _give_out(self, data: Blob, stored: Any, json_value: Any) -> Any:
         """Return a value that is written to the blob when it changes.

@@ -129,11 +129,11 @@ def choose_for_rows(
     name = dictionary_name(table)
     if name is None:
         return
-    found = _active(session._view(place), session.places, place, name)
+    dictionary = _active(session._view(place), session.places, place, name)
     for row in rows:
         blob = row.get("data")
         if isinstance(blob, Blob):
-            blob.dictionary = found
+            blob.dictionary = dictionary
 
 
 def _active(
@@ -142,12 +142,12 @@ def _active(
     """Return the active dictionary of a shard; None to write JSON."""
     known = _known.setdefault(places, {})
     key = place.address, name
-    found = known.get(key)
+    entry = known.get(key)
     now = monotonic()
-    if found is None or found[1] <= now:
+    if entry is None or entry[1] <= now:
         dictionary = _read(connection, name)
-        found = known[key] = dictionary, now + DICTIONARY_SECONDS
-    return found[0]
+        entry = known[key] = dictionary, now + DICTIONARY_SECONDS
+    return entry[0]
 
 
 def _read(connection: Connection, name: str) -> Dictionary | None:
@@ -234,12 +234,12 @@ def _merge_detached(state: Any, value: Blob, old: Blob) -> dict[str, Any]:
     mine = changes(base, value)
     # Unflushed changes of the session are overwritten, as merge() does with
     # other attributes.
-    found = _conflicts(mine, changes(base, _decode_source(old.source)))
-    if found:
+    conflicts = _conflicts(mine, changes(base, _decode_source(old.source)))
+    if conflicts:
         raise StaleDataError(
             class_name=state.class_.__name__,
             object_id=state.key[1][0],
-            fields=tuple(found),
+            fields=tuple(conflicts),
         )
     result: dict[str, Any] = plain(old)
     for field in mine:
@@ -346,9 +346,9 @@ def source_of(state: Any, blob: Blob) -> str | None:
 
 
 def _written(state: Any) -> dict[Any, tuple[str | None, Any]]:
-    found: dict[Any, tuple[str | None, Any]]
-    found = state.session.info.setdefault(_WRITTEN, {})
-    return found
+    written: dict[Any, tuple[str | None, Any]]
+    written = state.session.info.setdefault(_WRITTEN, {})
+    return written
 
 
 def _merge(
@@ -368,9 +368,11 @@ def _merge(
     base = decode_blob("{}" if blob.source is None else blob.source)
     mine = changes(base, blob)
     theirs = changes(base, current)
-    found = _conflicts(mine, theirs)
-    if found:
-        raise StaleDataError(class_name=name, object_id=object_id, fields=tuple(found))
+    conflicts = _conflicts(mine, theirs)
+    if conflicts:
+        raise StaleDataError(
+            class_name=name, object_id=object_id, fields=tuple(conflicts)
+        )
     _accept(target, blob, current, theirs)
     written = _Text(blob, encode_blob(blob, statements.max_bytes))
     statements.overwrite(connection, {**values, "new_text": written.value})
@@ -386,9 +388,9 @@ def _accept(target: Any, blob: Blob, current: Blob, theirs: dict[str, Any]) -> N
     """
     name = type(target).__name__
     object_id = target.id
-    for made in target.__sqla_shard__.fields.values():
-        if not theirs.keys().isdisjoint(made.keys):
-            made.supersede(blob, _stale_error(name, object_id, made.name))
+    for attribute in target.__sqla_shard__.fields.values():
+        if not theirs.keys().isdisjoint(attribute.keys):
+            attribute.supersede(blob, _stale_error(name, object_id, attribute.name))
     for field in theirs:
         old = blob.get(field)
         if field in current:
@@ -483,10 +485,10 @@ def _statements_of(mapper: Mapper[Any], state: Any) -> _Statements:
     versioned = mapper.version_id_col is None or not _has_changed_columns(mapper, state)
     table: Any = mapper.local_table
     known = table.info.setdefault(_INFO, {})
-    found: _Statements | None = known.get(versioned)
-    if found is None:
-        found = known[versioned] = _Statements(mapper, versioned=versioned)
-    return found
+    statements: _Statements | None = known.get(versioned)
+    if statements is None:
+        statements = known[versioned] = _Statements(mapper, versioned=versioned)
+    return statements
 
 
 def _has_changed_columns(mapper: Mapper[Any], state: Any) -> bool:

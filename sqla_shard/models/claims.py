@@ -529,6 +529,6 @@ def _undo_object(
     if undo is not None:
         call_operation(session, undo, target_id)
         return
-    made = session.get(link(cls).target, target_id) if is_new else None
-    if made is not None:
-        session.delete(made)
+    instance = session.get(link(cls).target, target_id) if is_new else None
+    if instance is not None:
+        session.delete(instance)

@@ -197,7 +197,7 @@ def check_members(
         if base in mixin.__mro__:
             continue
         # Bare annotations of columns are for type checkers.
-        made = {
+        overrides = {
             name
             for name, value in base.__dict__.items()
             if name in columns
@@ -207,8 +207,8 @@ def check_members(
                 and not callable(value)
             )
         }
-        made |= methods & set(get_annotations(base))
-        for name in sorted(made | ({"__table__"} & set(base.__dict__))):
+        overrides |= methods & set(get_annotations(base))
+        for name in sorted(overrides | ({"__table__"} & set(base.__dict__))):
             raise ClassDefinitionError(
                 f"{base.__name__}.{name} would override an attribute of every "
                 f"{kind} class; rename it",
@@ -284,18 +284,18 @@ def class_named(cls: Any, name: str) -> Any:
 
     :raises ClassDefinitionError: if there is no such class, or several.
     """
-    found = [
+    classes = [
         mapper.class_
         for mapper in cls.registry.mappers
         if mapper.class_.__name__ == name
     ]
-    if len(found) != 1:
-        what = "no class" if not found else "several classes"
+    if len(classes) != 1:
+        what = "no class" if not classes else "several classes"
         raise ClassDefinitionError(
             f"{what} {name!r} in its declarative base; give the class itself",
             class_name=cls.__name__,
         )
-    return found[0]
+    return classes[0]
 
 
 def spec_of_objects(cls: Any, column: str, entity: Any, kind: str) -> TableSpec:
@@ -330,11 +330,11 @@ def spec_of_objects(cls: Any, column: str, entity: Any, kind: str) -> TableSpec:
 def built_once(cls: Any, build: Callable[[Any], T]) -> T:
     """Return the result of ``build`` for a class, stored in the class."""
     attribute = f"__sqla_shard_{build.__name__.lower()}__"
-    found: T | None = cls.__dict__.get(attribute)
-    if found is None:
-        found = build(cls)
-        setattr(cls, attribute, found)
-    return found
+    value: T | None = cls.__dict__.get(attribute)
+    if value is None:
+        value = build(cls)
+        setattr(cls, attribute, value)
+    return value
 
 
 def own_definition(cls: Any, attribute: str) -> Any:
@@ -343,12 +343,12 @@ def own_definition(cls: Any, attribute: str) -> Any:
     :param attribute: the attribute that contains the definition.
     :raises ClassDefinitionError: if the class is abstract.
     """
-    found = cls.__dict__.get(attribute)
-    if found is None:
+    definition = cls.__dict__.get(attribute)
+    if definition is None:
         raise ClassDefinitionError(
             "it is abstract and has no table; use a subclass", class_name=cls.__name__
         )
-    return found
+    return definition
 
 
 def whole_or_not_at_all(finish: Handler) -> Handler:
@@ -402,10 +402,10 @@ def check_unique(table: Table, *key: str) -> None:
     :param key: names of the columns that determine the shard of a row, in
         addition to columns with ids.
     """
-    found: list[Any] = [*table.constraints, *table.indexes]
+    constraints: list[Any] = [*table.constraints, *table.indexes]
     # Sort the sets: otherwise the first warning, which may be an error, would
     # differ between processes.
-    for one in sorted(found, key=_described):
+    for one in sorted(constraints, key=_described):
         _check(table, one, key)
     _CHECKED[table] = key
 

@@ -243,14 +243,14 @@ Belongings = Callable[[ShardSession, Place, Sequence[int], bool], Iterator[Work 
 _BELONGINGS = "sqla_shard_belongings"
 
 
-def register_belongings(entity: Any, found: Belongings) -> None:
+def register_belongings(entity: Any, finder: Belongings) -> None:
     """Let deletions of objects of a class delete more than is mapped to them.
 
-    :param found: yields steps; called in the transaction that deletes the
+    :param finder: yields steps; called in the transaction that deletes the
         objects, before their rows, and again if the deletion is repeated.
     """
     table: Any = inspect(entity).local_table
-    table.info.setdefault(_BELONGINGS, []).append(found)
+    table.info.setdefault(_BELONGINGS, []).append(finder)
 
 
 def belongings(
@@ -263,15 +263,15 @@ def belongings(
 ) -> Iterator[Work | str]:
     """Yield the steps that were registered for objects of a class."""
     table: Any = inspect(entity).local_table
-    for found in table.info.get(_BELONGINGS, ()):
-        yield from found(session, place, ids, scatter)
+    for finder in table.info.get(_BELONGINGS, ()):
+        yield from finder(session, place, ids, scatter)
 
 
 def existing(session: ShardSession, entity: Any, ids: Sequence[int]) -> list[int]:
     """Return the ids of the objects of one shard that are not deleted yet."""
     key = _id_of(entity)
-    found = session.scalars(select(key).where(key.in_(ids)), execution_options=READS)
-    return sorted(found)
+    rows = session.scalars(select(key).where(key.in_(ids)), execution_options=READS)
+    return sorted(rows)
 
 
 # -- objects and columns that refer to an object
@@ -410,7 +410,7 @@ def deepest(
     above |= frozenset(ids)
     for entity, column in kind.children:
         key = _id_of(entity)
-        found = session.scalars(
+        children = session.scalars(
             select(key)
             # Otherwise a cycle of objects would have no end.
             .where(column.in_(ids), key.not_in(above))
@@ -418,8 +418,8 @@ def deepest(
             .limit(most),
             execution_options=READS,
         ).all()
-        if found:
-            return deepest(session, kind_of(entity), found, most, above)
+        if children:
+            return deepest(session, kind_of(entity), children, most, above)
     return kind, list(ids)
 
 
@@ -438,10 +438,10 @@ def tree(
     above |= set(ids)
     for entity, column in kind.children:
         key = _id_of(entity)
-        found = session.scalars(
+        children = session.scalars(
             select(key).where(column.in_(ids)).order_by(key), execution_options=READS
         )
-        new = [i for i in found if i not in above]
+        new = [i for i in children if i not in above]
         if new:
             yield from tree(session, kind_of(entity), new, above)
     yield kind, list(ids)
@@ -495,13 +495,13 @@ class Finder:
             if issubclass(cls, MappingMixin):
                 yield from self._lists(cls, ids)
         entity = self._kind.entity
-        for found in belongings(
+        for step in belongings(
             entity, self._session, self._place, ids, scatter=self._scatter
         ):
-            if isinstance(found, str):
-                self.unseen.append(found)
+            if isinstance(step, str):
+                self.unseen.append(step)
             else:
-                yield DeletionStep(*found)
+                yield DeletionStep(*step)
         self.unseen.extend(never_searched(entity))
         yield from self._rows(ids)
         there = existing(self._session, entity, ids)
@@ -554,19 +554,19 @@ class Finder:
         is_spread = definition.spread > 1
         if self._is_kind(definition.source.entity):
             places = self._pieces(cls, ids) if is_spread else None
-            found = self._pairs(pairs.where(source.in_(ids)), places)
+            entries = self._pairs(pairs.where(source.in_(ids)), places)
             if is_spread:
                 # Rows of an inverse are deleted by changes of the mapping.
                 changed = definition.inverse_of
                 if changed is not None:
                     # Operations of the removals leave numbers of 0.
                     self.unseen.append(definition.counts.name)
-                    found = [(two, one) for one, two in found]
-                yield from self._remove_entries(changed or cls, found)
-            elif found and definition.inverse_of is not None:
-                yield from self._remove_inverse(cls, definition.inverse_of, found)
-            elif found:
-                yield self._clear_lists(cls, found)
+                    entries = [(two, one) for one, two in entries]
+                yield from self._remove_entries(changed or cls, entries)
+            elif entries and definition.inverse_of is not None:
+                yield from self._remove_inverse(cls, definition.inverse_of, entries)
+            elif entries:
+                yield self._clear_lists(cls, entries)
         if (
             self._is_kind(definition.target.entity)
             # With an inverse, the reverse rows on this shard are enough.
@@ -600,9 +600,9 @@ class Finder:
         :param places: the shards of the rows; by default as routed.
         """
         at = None if places is None else {"places": places}
-        found = self._session.execute(statement, bind_arguments=at)
+        rows = self._session.execute(statement, bind_arguments=at)
         # A row of a spread list may have a copy.
-        return list(dict.fromkeys((one, two) for one, two in found))
+        return list(dict.fromkeys((one, two) for one, two in rows))
 
     def _clear_lists(self, cls: Any, pairs: Pairs) -> DeletionStep:
         sources = _sources(pairs)
@@ -727,9 +727,9 @@ def plan_deletion(
     """
     kind, place = _kind_and_place(session, entity, object_id)
     plan = DeletionPlan(object_id=object_id)
-    for found, ids in tree(session, kind, [object_id]):
+    for part_kind, ids in tree(session, kind, [object_id]):
         for start in range(0, len(ids), BATCH):
-            finder = Finder(session, found, place, scatter=scatter)
+            finder = Finder(session, part_kind, place, scatter=scatter)
             some = list(finder.find(ids[start : start + BATCH]))
             plan = plan.plus([one.part for one in some], finder.unseen)
     return plan
@@ -815,8 +815,8 @@ def _delete_some(
         select(kind.id).where(kind.id == object_id).with_for_update(),
         execution_options=READS,
     )
-    found, ids = deepest(session, kind, [object_id], batch)
-    finder = Finder(session, found, place, scatter=scatter)
+    deepest_kind, ids = deepest(session, kind, [object_id], batch)
+    finder = Finder(session, deepest_kind, place, scatter=scatter)
     parts = []
     # Find all steps before the first is performed, which removes rows that
     # later ones are found by.

@@ -60,14 +60,14 @@ _RESERVED = frozenset(
 
 def _declared_in(cls: type[Any]) -> dict[str, FieldSettings]:
     # SQLAlchemy 2.0 leaves the fields of a mixin only here.
-    made = cls.__dict__.get("__dataclass_fields__", {})
-    found = {}
+    dataclass_fields = cls.__dict__.get("__dataclass_fields__", {})
+    declared = {}
     for key in (*get_annotations(cls), *cls.__dict__):
         value = cls.__dict__.get(key, MISSING)
-        settings = settings_of(made.get(key) if value is MISSING else value)
+        settings = settings_of(dataclass_fields.get(key) if value is MISSING else value)
         if settings is not None:
-            found[key] = settings
-    return found
+            declared[key] = settings
+    return declared
 
 
 def declared_fields(cls: type[Any]) -> dict[str, FieldSettings]:
@@ -75,20 +75,20 @@ def declared_fields(cls: type[Any]) -> dict[str, FieldSettings]:
 
     :raises ClassDefinitionError: for a field with a reserved name.
     """
-    found: dict[str, FieldSettings] = {}
+    fields: dict[str, FieldSettings] = {}
     for base in reversed(cls.__mro__):
         own = _declared_in(base)
-        for key in found.keys() & base.__dict__.keys() - own.keys():
-            del found[key]  # the class has something else in its place
-        found.update(own)
-    for key in found:
+        for key in fields.keys() & base.__dict__.keys() - own.keys():
+            del fields[key]  # the class has something else in its place
+        fields.update(own)
+    for key in fields:
         if key in _RESERVED:
             raise ClassDefinitionError(
                 f"a blob field cannot be called {key!r}, which every object "
                 "class has or SQLAlchemy reserves; rename it",
                 class_name=cls.__name__,
             )
-    return found
+    return fields
 
 
 def create_field(
@@ -114,14 +114,14 @@ def create_field(
         )
     if colocates and refers is not None:
         refers = _on_same_shard(cls, key, refers)
-    made = BlobField(name, key, codec, settings, refers=refers, colocates=colocates)
+    field = BlobField(name, key, codec, settings, refers=refers, colocates=colocates)
     try:
-        made.check_default()
+        field.check_default()
     except BlobValueError as error:
         raise ClassDefinitionError(
             f"the default of {error}", class_name=name
         ) from error
-    return made
+    return field
 
 
 def _check_settings(cls: type[Any], key: str, settings: FieldSettings) -> None:
@@ -162,8 +162,8 @@ def check_keys(cls: type[Any], fields: Mapping[str, BlobField]) -> None:
     :raises ClassDefinitionError: for such a key.
     """
     keys = {"active": "soft delete"}
-    for made in fields.values():
-        for key in made.keys:
+    for field in fields.values():
+        for key in field.keys:
             problem = None
             if key in keys:
                 problem = f"is already used by {keys[key]}"
@@ -177,10 +177,10 @@ def check_keys(cls: type[Any], fields: Mapping[str, BlobField]) -> None:
                 )
             if problem is not None:
                 raise ClassDefinitionError(
-                    f"the key {key!r} of {made.name} {problem}; give it another name",
+                    f"the key {key!r} of {field.name} {problem}; give it another name",
                     class_name=cls.__name__,
                 )
-            keys[key] = made.name
+            keys[key] = field.name
 
 
 # -- annotations
@@ -202,10 +202,10 @@ def type_of(cls: type[Any], key: str, settings: FieldSettings) -> Any:
         if annotation is None:
             annotation = base.__dict__.get(_SAVED, {}).get(key)
         if annotation is not None:
-            found = _resolved(cls, base, key, annotation)
-            if typing.get_origin(found) is Mapped:
-                (found,) = typing.get_args(found)
-            return found
+            type_ = _resolved(cls, base, key, annotation)
+            if typing.get_origin(type_) is Mapped:
+                (type_,) = typing.get_args(type_)
+            return type_
     raise ClassDefinitionError(
         f"{key} has no type annotation; write {key}: Mapped[str] = blob_field()",
         class_name=cls.__name__,
@@ -222,7 +222,7 @@ def _resolved(cls: type[Any], base: type[Any], key: str, annotation: Any) -> Any
     }
     holder = type("holder", (), {"__annotations__": {key: annotation}})
     try:
-        found = typing.get_type_hints(holder, names, own, include_extras=True)
+        hints = typing.get_type_hints(holder, names, own, include_extras=True)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise ClassDefinitionError(
             f"the annotation {annotation!r} of {key} cannot be resolved "
@@ -231,7 +231,7 @@ def _resolved(cls: type[Any], base: type[Any], key: str, annotation: Any) -> Any
             "blob_field(type_=...)",
             class_name=cls.__name__,
         ) from error
-    return found[key]
+    return hints[key]
 
 
 def hide(cls: type[Any]) -> None:
@@ -241,15 +241,15 @@ def hide(cls: type[Any]) -> None:
     saved for classes that inherit the field.
     """
     for base in cls.__mro__:
-        found = {
+        hidden = {
             key: annotation
             for key, annotation in get_annotations(base).items()
             if settings_of(base.__dict__.get(key)) is not None
         }
-        for key in found:
+        for key in hidden:
             del base.__annotations__[key]
-        if found:
-            setattr(base, _SAVED, {**base.__dict__.get(_SAVED, {}), **found})
+        if hidden:
+            setattr(base, _SAVED, {**base.__dict__.get(_SAVED, {}), **hidden})
 
 
 # -- references to objects
@@ -263,8 +263,8 @@ Refers = Callable[[], Referred]
 
 def types_of(metadata: Any) -> TypeRegistry:
     """Return the type ids of the classes of one declarative base."""
-    found: TypeRegistry = metadata.info.setdefault(_TYPES, TypeRegistry())
-    return found
+    registry: TypeRegistry = metadata.info.setdefault(_TYPES, TypeRegistry())
+    return registry
 
 
 def _any_type(cls: type[Any]) -> Refers:
@@ -274,8 +274,8 @@ def _any_type(cls: type[Any]) -> Refers:
     def referred() -> Referred:
         types = (
             type_id
-            for type_id, found in types_of(cls.metadata)
-            if layout_of(found) == layout
+            for type_id, entity in types_of(cls.metadata)
+            if layout_of(entity) == layout
         )
         return Referred(tuple(types), layout)
 
@@ -292,8 +292,8 @@ def _referenced_ids(cls: type[Any], key: str, ref: Any) -> Refers:
     if isinstance(ref, type):
         definition = ref.__dict__.get("__sqla_shard__")
         if definition is not None:
-            found = Referred((definition.type_id,), definition.layout)
-            return lambda: found
+            target = Referred((definition.type_id,), definition.layout)
+            return lambda: target
     elif isinstance(ref, str):
         return _named(cls, key, ref)
     elif type(ref) is int:
@@ -320,8 +320,8 @@ def _of_type(cls: type[Any], key: str, type_id: int) -> Refers:
         ) from error
 
     def referred() -> Referred:
-        found = types_of(cls.metadata).lookup(type_id)
-        return Referred((type_id,), layout if found is None else layout_of(found))
+        entity = types_of(cls.metadata).lookup(type_id)
+        return Referred((type_id,), layout if entity is None else layout_of(entity))
 
     return referred
 
@@ -329,11 +329,11 @@ def _of_type(cls: type[Any], key: str, type_id: int) -> Refers:
 def _named(cls: type[Any], key: str, name: str) -> Refers:
     def referred() -> Referred:
         known = []
-        for type_id, found in types_of(cls.metadata):
-            mapper: Mapper[Any] = inspect(found)
+        for type_id, entity in types_of(cls.metadata):
+            mapper: Mapper[Any] = inspect(entity)
             names = [m.class_.__name__ for m in mapper.self_and_descendants]
             if name in names:
-                return Referred((type_id,), layout_of(found))
+                return Referred((type_id,), layout_of(entity))
             known += names
         raise ClassDefinitionError(
             f"{key} refers to {name!r}, which is not an object class of the "
@@ -352,9 +352,9 @@ def _on_same_shard(cls: type[Any], key: str, refers: Refers) -> Refers:
     """
 
     def referred() -> Referred:
-        found = refers()
-        check_parent_layout(cls, key, found.layout)
-        return found
+        target = refers()
+        check_parent_layout(cls, key, target.layout)
+        return target
 
     return referred
 
@@ -647,5 +647,5 @@ def _base(blob: Blob) -> Blob:
 
 def _keys(fields: Any, names: list[str]) -> set[str]:
     """Return the keys of the fields among some attributes."""
-    found = (fields[name].keys for name in names if name in fields)
-    return {key for keys in found for key in keys}
+    groups = (fields[name].keys for name in names if name in fields)
+    return {key for keys in groups for key in keys}

@@ -62,12 +62,12 @@ def source_of(cls: Any) -> IdSource:
 
     :raises ClassDefinitionError: if the attribute is something else.
     """
-    found: Any = getattr(cls, "id_source", "server")
+    chosen: Any = getattr(cls, "id_source", "server")
     for source in _SOURCES:
-        if found == source:
+        if chosen == source:
             return source
     raise ClassDefinitionError(
-        f"id_source is {found!r}; it must be one of {', '.join(map(repr, _SOURCES))}",
+        f"id_source is {chosen!r}; it must be one of {', '.join(map(repr, _SOURCES))}",
         class_name=cls.__name__,
     )
 
@@ -257,11 +257,11 @@ def layout_of(cls: Any) -> IdLayout:
 
     :raises ClassDefinitionError: if the attribute is something else.
     """
-    found = getattr(cls, "id_layout", DEFAULT_LAYOUT)
-    if isinstance(found, IdLayout):
-        return found
+    layout = getattr(cls, "id_layout", DEFAULT_LAYOUT)
+    if isinstance(layout, IdLayout):
+        return layout
     raise ClassDefinitionError(
-        f"id_layout is {found!r}; it must be an IdLayout, an attribute of "
+        f"id_layout is {layout!r}; it must be an IdLayout, an attribute of "
         "the declarative base: id_layout = IdLayout(shard_bits=13, "
         "type_bits=10, local_bits=40)",
         class_name=cls.__name__,

@@ -52,7 +52,7 @@ def link_inverse(cls: Any) -> None:
 
     :raises ClassDefinitionError: if the two do not match.
     """
-    found: dict[Any, Any] = {}
+    mappings: dict[Any, Any] = {}
     for mapper in list(cls.registry.mappers):
         other = mapper.class_
         if other.__dict__.get("__sqla_shard_mapping__") is None:
@@ -60,10 +60,10 @@ def link_inverse(cls: Any) -> None:
         for forward, reverse in {(cls, other), (other, cls)}:
             given = forward.__sqla_shard_mapping__.inverse
             if given is reverse or given == reverse.__name__:
-                _check_pair(cls, forward, reverse, found.get(reverse))
-                found[reverse] = forward
+                _check_pair(cls, forward, reverse, mappings.get(reverse))
+                mappings[reverse] = forward
     # After all checks: a rejected class must not be the inverse of another.
-    for reverse, forward in found.items():
+    for reverse, forward in mappings.items():
         forward.__sqla_shard_mapping__.inverse_class = reverse
         reverse.__sqla_shard_mapping__.inverse_of = forward
         register_for("inverse", forward, sync_pairs)
@@ -238,8 +238,8 @@ def sync_pairs(cls: Any, session: ShardSession, pairs: Iterable[Pair]) -> int:
         rows = list_of(cls, session, source_id)
         present = rows.statements.present
         for part in chunked(target_ids):
-            for found, at in rows.limited_to(part).execute(present, ids=part):
-                truth[source_id, found] = at
+            for target, at in rows.limited_to(part).execute(present, ids=part):
+                truth[source_id, target] = at
     count = 0
     for reverse, (source_id, target_id, sequence), current in held:
         wish = truth.get((source_id, target_id))

@@ -187,8 +187,8 @@ def _clear(rows: List) -> int:
     rows.locked(rows.statements.lock_many)
     removed: dict[int, int | None] = {}
     if rows.statements.definition.inverse_class is not None:
-        found = rows.execute(rows.statements.whole)
-        removed = {target_id: None for target_id, _ in found}
+        rows_there = rows.execute(rows.statements.whole)
+        removed = {target_id: None for target_id, _ in rows_there}
     number = rows.delete()
     add_to_count(rows, -number)
     write_inverse(rows, removed)
@@ -345,10 +345,10 @@ def _report(rows: List, target_id: int, sequence: int, gap: _Gap) -> bool:
     """
     definition = rows.statements.definition
     room = [abs(at - sequence) for at in (gap.low, gap.high) if at is not None]
-    left = min(map(moves_in, room))
-    if left >= definition.narrow_below or not definition.callbacks:
+    moves = min(map(moves_in, room))
+    if moves >= definition.narrow_below or not definition.callbacks:
         return False
-    narrow = NarrowGap(rows.cls, rows.source_id, target_id, left)
+    narrow = NarrowGap(rows.cls, rows.source_id, target_id, moves)
     for callback in definition.callbacks:
         callback(rows.session, narrow)
     return True
@@ -390,7 +390,7 @@ def _spread(
     most = 0
     for window in windows(center, moves):
         most = window.capacity
-        found = rows.execute(
+        window_rows = rows.execute(
             rows.statements.window,
             low=window.low,
             high=window.high,
@@ -398,7 +398,7 @@ def _spread(
             row=0 if added is None else added.target_id,
             number=max(most, 0) + 1,
         )
-        keys = [PositionKey(sequence, target_id) for target_id, sequence in found]
+        keys = [PositionKey(sequence, target_id) for target_id, sequence in window_rows]
         if added is not None and gap is not None:
             keys = _with_moved_row(keys, added, gap)
         if len(keys) <= most:
@@ -511,9 +511,7 @@ def _common(one: List, other: List, descending: bool, batch: int) -> Iterator[in
         yield from (i for i in ours if i in present)
         ends = ours[-1], theirs[-1]
         end = nearest(ends)
-        is_last = any(
-            len(found) < batch and found[-1] == end for found in (ours, theirs)
-        )
+        is_last = any(len(ids) < batch and ids[-1] == end for ids in (ours, theirs))
         at = None if is_last else end + step
         if nearest(ours[-1], theirs[0]) == ours[-1] != theirs[0]:
             # No id of the second list is before its first one.
@@ -523,8 +521,8 @@ def _common(one: List, other: List, descending: bool, batch: int) -> Iterator[in
 def _ids(rows: List, at: int, descending: bool, number: int) -> list[int]:
     """Return targets from an id on, by id."""
     statement = rows.statements.ids[descending]
-    found = rows.execute(statement, at=at, number=rows.most(number))
-    return list(dict.fromkeys(found.scalars()))[:number]
+    result = rows.execute(statement, at=at, number=rows.most(number))
+    return list(dict.fromkeys(result.scalars()))[:number]
 
 
 def clear_target(
@@ -566,12 +564,12 @@ def _holders(
     at = 0
     while True:
         with cluster.session() as session:
-            found = _ids(list_of(inverse, session, target_id), at, False, batch)
-        if found:
-            yield found
-        if len(found) < batch:
+            source_ids = _ids(list_of(inverse, session, target_id), at, False, batch)
+        if source_ids:
+            yield source_ids
+        if len(source_ids) < batch:
             return
-        at = found[-1] + 1
+        at = source_ids[-1] + 1
 
 
 def _scattered(
@@ -585,9 +583,9 @@ def _scattered(
         .options(everywhere())
     )
     with cluster.session() as session:
-        found = list(session.scalars(there))
-    for start in range(0, len(found), batch):
-        yield found[start : start + batch]
+        source_ids = list(session.scalars(there))
+    for start in range(0, len(source_ids), batch):
+        yield source_ids[start : start + batch]
 
 
 def _by_place(

@@ -191,12 +191,12 @@ def position(rows: List, target_id: int) -> int | None:
     if cached is not None:
         with suppress(NotCached):
             return cached.sequence(target_id)
-    found: int | None = (
+    sequence: int | None = (
         rows.limited_to([target_id])
         .execute(rows.statements.position, row=target_id)
         .scalar()
     )
-    return found
+    return sequence
 
 
 def contains(rows: List, target_ids: Iterable[int]) -> set[int]:
@@ -209,9 +209,9 @@ def contains(rows: List, target_ids: Iterable[int]) -> set[int]:
         with suppress(NotCached):
             return cached.present(wanted)
     return {
-        found.target_id
+        key.target_id
         for part in chunked(wanted)
-        for found in _keys(rows.limited_to(part), rows.statements.present, ids=part)
+        for key in _keys(rows.limited_to(part), rows.statements.present, ids=part)
     }
 
 
@@ -223,26 +223,26 @@ def count(rows: List) -> int:
     if cached is not None:
         with suppress(NotCached):
             return cached.count()
-    found = cached_count(rows, partial(_count, rows))
-    return _count(rows, rows.session) if found is None else found
+    cached_number = cached_count(rows, partial(_count, rows))
+    return _count(rows, rows.session) if cached_number is None else cached_number
 
 
 def _count(rows: List, session: Any) -> int:
     stored = stored_count(rows, session)
     if stored is not None:
         return stored
-    found: int = session.execute(
+    number: int = session.execute(
         rows.statements.count,
         {"source": rows.source_id},
         bind_arguments={"place": rows.place},
     ).scalar_one()
-    return found
+    return number
 
 
 def top(rows: List) -> int | None:
     """Return the highest sequence of a list; None if it is empty."""
-    found: int | None = rows.execute(rows.statements.top).scalar()
-    return found
+    sequence: int | None = rows.execute(rows.statements.top).scalar()
+    return sequence
 
 
 def bound(until: int | datetime | None) -> int | None:
@@ -268,9 +268,9 @@ def iterate(
     """Yield all rows, in batches."""
     after = None
     while True:
-        found = page(rows, batch, after, newest_first, until)
-        yield from found.items
-        after = found.next
+        batch_page = page(rows, batch, after, newest_first, until)
+        yield from batch_page.items
+        after = batch_page.next
         if after is None:
             return
 
@@ -314,16 +314,16 @@ def _page(
 ) -> Page[Any]:
     seen: tuple[PositionKey, ...] = ()
     if mark is None:
-        found = reader.first(limit + 1)
+        rows = reader.first(limit + 1)
     else:
-        found, seen = _rows_after_mark(reader, mark, limit + 1)
+        rows, seen = _rows_after_mark(reader, mark, limit + 1)
     follows = mark is not None
-    page = page_of(found, limit, seen, bookmarks, follows=follows, back=back)
+    page = page_of(rows, limit, seen, bookmarks, follows=follows, back=back)
     return replace(page, items=reader.objects(page.items))
 
 
 def page_of(
-    found: list[KeyedRow],
+    rows: list[KeyedRow],
     limit: int,
     seen: tuple[PositionKey, ...],
     bookmarks: ListBookmarks,
@@ -333,19 +333,19 @@ def page_of(
 ) -> Page[Any]:
     """Return a page of rows.
 
-    :param found: the rows, and one more if another page follows.
+    :param rows: the rows, and one more if another page follows.
     :param seen: keys of rows shown before the page.
     :param bookmarks: the bookmarks of the list in this order.
     :param follows: whether another page was shown before this one.
     :param back: whether the rows were read backwards.
     """
-    shown = found[:limit]
+    shown = rows[:limit]
     keys = tuple([each.key for each in shown])
     items = [each.row for each in shown]
     onward = turned = None
-    if len(found) > limit:
+    if len(rows) > limit:
         last = (*seen, *keys)[-_WITNESSES:]
-        onward = bookmarks.make_bookmark(last, found[limit].key, back=back)
+        onward = bookmarks.make_bookmark(last, rows[limit].key, back=back)
     if follows and keys:
         first = keys[_WITNESSES - 1 :: -1]
         ahead = seen[-1] if seen else keys[0]
@@ -372,8 +372,8 @@ def _with_keys(result: Any) -> list[KeyedRow]:
 
 
 def _keys(rows: List, statement: Any, **parameters: Any) -> list[PositionKey]:
-    found = rows.execute(statement, **parameters)
-    return [PositionKey(sequence, target_id) for target_id, sequence in found]
+    result = rows.execute(statement, **parameters)
+    return [PositionKey(sequence, target_id) for target_id, sequence in result]
 
 
 # -- the next page
@@ -387,18 +387,18 @@ def _rows_after_mark(
     :returns: the rows, and the current keys of the rows shown before them.
     """
     last = mark.seen[-1]
-    found, now = reader.rows_after(last, last, number)
+    following, now = reader.rows_after(last, last, number)
     if now == last.sequence:
-        return found, mark.seen
+        return following, mark.seen
     ids = [key.target_id for key in (*mark.seen, mark.ahead)]
     current = reader.present(ids)
     cut, shown, seen = _resume(mark, current, reader.newest_first, reader.max_shift)
     if cut != last or shown:
-        found, _ = reader.rows_after(cut, last, number + len(shown))
-    fresh = [each for each in found if each.key.target_id not in shown]
+        following, _ = reader.rows_after(cut, last, number + len(shown))
+    fresh = [each for each in following if each.key.target_id not in shown]
     # Put the rows between the start and the page into the next bookmark:
     # otherwise a later page that starts here again would show them twice.
-    left_out = [each.key for each in found]
+    left_out = [each.key for each in following]
     if fresh:
         left_out = left_out[: left_out.index(fresh[0].key)]
     return fresh[:number], (*seen, *left_out)
@@ -428,10 +428,10 @@ class _DatabaseReader:
         """Return the first rows."""
         built = self._rows.statements
         pages = built.first_bounded if self._bounds else built.first_page
-        found = self._rows.execute(
+        result = self._rows.execute(
             pages[self.newest_first], number=number, **self._bounds
         )
-        return _with_keys(found)
+        return _with_keys(result)
 
     def rows_after(
         self, cut: PositionKey, last: PositionKey, number: int
@@ -457,8 +457,8 @@ class _DatabaseReader:
     def present(self, ids: Iterable[int]) -> Mapping[int, PositionKey]:
         """Return the keys of the targets that are in the list."""
         statement = self._rows.statements.present
-        found = _keys(self._rows, statement, ids=list(ids))
-        return {key.target_id: key for key in found}
+        keysnces = _keys(self._rows, statement, ids=list(ids))
+        return {key.target_id: key for key in keysnces}
 
     def objects(self, rows: list[Any]) -> list[Any]:
         """Return the objects of rows that were found."""
@@ -489,10 +489,10 @@ class _SpreadReader(_DatabaseReader):
         """Return the first rows."""
         return self._once(super().first(self._rows.most(number)), number)
 
-    def _once(self, found: list[KeyedRow], number: int) -> list[KeyedRow]:
+    def _once(self, rows: list[KeyedRow], number: int) -> list[KeyedRow]:
         """Return rows without their copies."""
         by_target: dict[int, KeyedRow] = {}
-        for each in found:
+        for each in rows:
             by_target.setdefault(each.key.target_id, each)
         return list(by_target.values())[:number]
 
@@ -516,18 +516,18 @@ class _CachedReader:
         self, cut: PositionKey, last: PositionKey, number: int
     ) -> tuple[list[KeyedRow], int | None]:
         now = self._cached.sequence(last.target_id)
-        found = self._cached.rows_after(cut, number, self.newest_first)
-        return self._found(found), now
+        numbers = self._cached.rows_after(cut, number, self.newest_first)
+        return self._found(numbers), now
 
     def _found(self, numbers: Iterable[int]) -> list[KeyedRow]:
         keys = self._cached.keys
         return [KeyedRow(i, PositionKey(*keys[i])) for i in numbers]
 
     def present(self, ids: Iterable[int]) -> Mapping[int, PositionKey]:
-        found = {i: self._cached.sequence(i) for i in ids}
+        keysnces = {i: self._cached.sequence(i) for i in ids}
         return {
             target_id: PositionKey(sequence, target_id)
-            for target_id, sequence in found.items()
+            for target_id, sequence in keysnces.items()
             if sequence is not None
         }
 
@@ -651,22 +651,22 @@ def first_pages(
                 limit,
                 bookmarks_of(lists[source_id]),
             )
-    left = {i: rows for i, rows in lists.items() if i not in pages}
+    uncached = {i: rows for i, rows in lists.items() if i not in pages}
     by_shard: dict[Any, list[List]] = {}
-    for rows in left.values():
+    for rows in uncached.values():
         by_shard.setdefault(rows.place, []).append(rows)
-    found: dict[int, list[KeyedRow]] = {source_id: [] for source_id in left}
+    rows_of: dict[int, list[KeyedRow]] = {source_id: [] for source_id in uncached}
     for group in by_shard.values():
         for start in range(0, len(group), BRANCHES):
-            _read_lists(group[start : start + BRANCHES], limit + 1, found)
-    for source_id, rows in left.items():
-        own = sorted(found[source_id], key=lambda f: f.key, reverse=True)
+            _read_lists(group[start : start + BRANCHES], limit + 1, rows_of)
+    for source_id, rows in uncached.items():
+        own = sorted(rows_of[source_id], key=lambda f: f.key, reverse=True)
         pages[source_id] = page_of(own, limit, (), bookmarks_of(rows))
     return {source_id: pages[source_id] for source_id in lists}
 
 
 def _read_lists(
-    lists: Sequence[List], number: int, found: dict[int, list[KeyedRow]]
+    lists: Sequence[List], number: int, rows_of: dict[int, list[KeyedRow]]
 ) -> None:
     """Read several lists of one shard."""
     first = lists[0]
@@ -674,7 +674,7 @@ def _read_lists(
     statement = _statement(first.cls, len(parameters))
     result = first.execute(statement, number=number, **parameters)
     for row, source_id, target_id, sequence in result:
-        found[source_id].append(KeyedRow(row, PositionKey(sequence, target_id)))
+        rows_of[source_id].append(KeyedRow(row, PositionKey(sequence, target_id)))
 
 
 def _statement(cls: Any, branches: int) -> Any:

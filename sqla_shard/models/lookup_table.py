@@ -329,16 +329,16 @@ class LookupAccess:
 
         :raises InvalidKeyError: if it cannot be a key under any of them.
         """
-        found = []
+        forms = []
         refused = None
         for policy in self.definition.policies:
             try:
-                found.append(NormalizedKey(text=policy(key), label=policy.label))
+                forms.append(NormalizedKey(text=policy(key), label=policy.label))
             except InvalidKeyError as error:
                 refused = refused or error
-        if not found and refused is not None:
+        if not forms and refused is not None:
             raise refused
-        return tuple(found)
+        return tuple(forms)
 
     def shard_of(self, text: str) -> int:
         """Return the shard of a normalized key."""
@@ -382,15 +382,15 @@ class LookupAccess:
         :param rows: the rows that were found, by key.
         :raises LookupPolicyError: if the policy of one is not known.
         """
-        found = [(form, rows[form.text]) for form in forms if form.text in rows]
-        for _, row in found:
+        candidates = [(form, rows[form.text]) for form in forms if form.text in rows]
+        for _, row in candidates:
             self.check_policy(row)
         # A row with the policy of the form is preferred: earlier versions of
         # the class found that one.
-        for form, row in found:
+        for form, row in candidates:
             if row.policy == form.label:
                 return row
-        return found[0][1] if found else None
+        return candidates[0][1] if candidates else None
 
 
 def table_with_keys(
@@ -445,11 +445,11 @@ class LookupStatements:
                 ends,
                 type_coerce(ends <= ServerTime(), Boolean()).label("expired"),
             ]
-        found = select(*shown)
-        self.rows: Select[Any] = found
+        statement = select(*shown)
+        self.rows: Select[Any] = statement
         wanted: Any = bindparam("the_keys", expanding=True)
-        self.read: Select[Any] = found.where(self._table.c.key.in_(wanted))
-        self.locked: Select[Any] = found.where(self._here).with_for_update()
+        self.read: Select[Any] = statement.where(self._table.c.key.in_(wanted))
+        self.locked: Select[Any] = statement.where(self._here).with_for_update()
         held = self._here, self._target == bindparam("the_id")
         self.of_object: Select[Any] = select(*shown[:3]).where(*held)
         self.of_object_locked: Select[Any] = self.of_object.with_for_update()
@@ -616,12 +616,12 @@ def resolve_many(
         for row in read_keys(table, texts, timeout=timeout)
         if row.target_id is not None
     }
-    found = {}
+    ids = {}
     for key, given in forms.items():
         row = table.choose(given, rows)
         if row is not None:
-            found[key] = row.target_id
-    return found
+            ids[key] = row.target_id
+    return ids
 
 
 def resolve_all(
@@ -630,13 +630,13 @@ def resolve_all(
     """Return the ids of the objects that share a key, ascending."""
     if limit is not None:
         return _resolve_page(table, key, limit, after)
-    found: list[int] = []
+    ids: list[int] = []
     while page := _resolve_page(table, key, _PAGE, after):
-        found += page
+        ids += page
         after = page[-1]
         if len(page) < _PAGE:
             break
-    return found
+    return ids
 
 
 def _resolve_page(
@@ -650,9 +650,9 @@ def _resolve_page(
         table.check_id(after)
         parameters["the_id"] = after
         statement = statements.after
-    found: set[int] = set()
+    ids: set[int] = set()
     for text in dict.fromkeys(form.text for form in table.forms(key)):
         for row in table.execute(text, statement, the_key=text, **parameters):
             table.check_policy(row)
-            found.add(row.target_id)
-    return sorted(found)[:limit]
+            ids.add(row.target_id)
+    return sorted(ids)[:limit]

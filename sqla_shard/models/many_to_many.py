@@ -128,37 +128,37 @@ def _colocated_types(mapper: Mapper[Any]) -> set[int | None]:
         for one in mapper.registry.mappers
         if has_objects(one.local_table)
     }
-    found: set[int | None] = set()
+    type_ids: set[int | None] = set()
     todo: list[int | None] = [spec_of(mapper.local_table).type_id]
     while todo:
         type_id = todo.pop()
-        if type_id in found:
+        if type_id in type_ids:
             continue
-        found.add(type_id)
+        type_ids.add(type_id)
         if type_id in by_type:
             above = _above(by_type[type_id])
             if above is None:
                 return set()
             todo += above
-    return found
+    return type_ids
 
 
 def _above(mapper: Mapper[Any]) -> list[int] | None:
     """Return the types of parents of a class; None if any type may be."""
     table: Any = mapper.local_table
     spec = spec_of(table)
-    found: list[int] = []
+    type_ids: list[int] = []
     if spec.colocation is not None:
         types = spec.colocation.type_ids()
         if not types:
             return None
-        found += types
+        type_ids += types
     for column in table.columns:
         if routes(column) and not column.primary_key:
             if column.type.type_id is None:
                 return None
-            found.append(column.type.type_id)
-    return found
+            type_ids.append(column.type.type_id)
+    return type_ids
 
 
 def _refusal(relation: Any, what: str) -> ManyToManyError:

@@ -274,9 +274,9 @@ def _make_columns(cls: Any, definition: MappingDefinition) -> None:
         taken.update(vars(base), get_annotations(base))
         # Otherwise values of a column would be those of the other one.
         taken.update(
-            str(made.column.name)
-            for made in vars(base).values()
-            if isinstance(made, MappedColumn)
+            str(value.column.name)
+            for value in vars(base).values()
+            if isinstance(value, MappedColumn)
         )
     for name, end in (("source_id", ends[0]), ("target_id", ends[1])):
         if name not in taken:
@@ -468,8 +468,8 @@ def definition_of(cls: Any) -> MappingDefinition:
 
     :raises ClassDefinitionError: if the class is abstract.
     """
-    found: MappingDefinition = own_definition(cls, "__sqla_shard_mapping__")
-    return found
+    definition: MappingDefinition = own_definition(cls, "__sqla_shard_mapping__")
+    return definition
 
 
 def link(cls: Any) -> MappingDefinition:

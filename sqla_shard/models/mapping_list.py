@@ -223,13 +223,13 @@ class MappingStatements:
     def _sequence(self, name: str, *, lock: bool = True) -> Any:
         """Return the sequence of the row whose id is a parameter."""
         source, target, sequence = self._columns()
-        found = select(sequence).where(
+        statement = select(sequence).where(
             source == bindparam("source", type_=source.type),
             target == bindparam(name, type_=target.type),
         )
         if lock:
-            found = found.with_for_update()
-        return found.scalar_subquery()
+            statement = statement.with_for_update()
+        return statement.scalar_subquery()
 
     def _top(self) -> Any:
         source, target, sequence = self._columns()
@@ -537,8 +537,8 @@ class CachedRows:
         count = len(self._ascending)
         if not self._prefix.is_whole and (not newest_first or start + number > count):
             raise NotCached
-        found = range(start, min(start + number, count))
-        return found if newest_first else [count - 1 - i for i in found]
+        numbers = range(start, min(start + number, count))
+        return numbers if newest_first else [count - 1 - i for i in numbers]
 
     @property
     def keys(self) -> Sequence[tuple[int, int]]:
@@ -551,10 +551,10 @@ class CachedRows:
 
         :raises NotCached: if the target may be further down the list.
         """
-        found: int | None = self._prefix.sequences.get(target_id)
-        if found is None and not self._prefix.is_whole:
+        sequence: int | None = self._prefix.sequences.get(target_id)
+        if sequence is None and not self._prefix.is_whole:
             raise NotCached
-        return found
+        return sequence
 
     def present(self, target_ids: Iterable[int]) -> set[int]:
         """Return the targets that are in the list.
@@ -584,12 +584,12 @@ class CachedRows:
             return []
         table = own.statements.table
         try:
-            found = caching.rows(own.session, table, own.place, own.source_id, rows)
+            objects = caching.rows(own.session, table, own.place, own.source_id, rows)
         except CacheMismatch:
             raise NotCached from None
-        if found is None:
+        if objects is None:
             raise NotCached
-        return found
+        return objects
 
 
 def cached_rows(lists: Iterable[List]) -> Mapping[int, CachedRows]:
@@ -606,8 +606,8 @@ def cached_rows(lists: Iterable[List]) -> Mapping[int, CachedRows]:
     if caching is None:
         return {}
     places = {i: rows.place for i, rows in by_source.items()}
-    found = caching.read(session, table, places)
-    return {i: CachedRows(rows, found[i]) for i, rows in by_source.items()}
+    prefixes = caching.read(session, table, places)
+    return {i: CachedRows(rows, prefixes[i]) for i, rows in by_source.items()}
 
 
 def cached_count(rows: List, ask: Callable[[Any], int]) -> int | None:
@@ -682,12 +682,12 @@ def stored_count(rows: List, session: Any) -> int | None:
     counts = rows.statements.counts
     if counts is None:
         return None
-    found: int | None = session.execute(
+    number: int | None = session.execute(
         counts.read,
         {"source": rows.source_id, "the_slot": rows.slot},
         bind_arguments={"place": rows.place},
     ).scalar()
-    return found
+    return number
 
 
 def stored_sum(rows: List) -> int:

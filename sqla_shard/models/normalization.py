@@ -86,17 +86,15 @@ class Normalization:
         if not isinstance(key, str):
             raise InvalidKeyError(key=key, reason="it must be a str")
         try:
-            found = self.function(key)
+            text = self.function(key)
         except ValueError as error:
             raise InvalidKeyError(key=key, reason=str(error)) from error
-        if not isinstance(found, str):
-            raise TypeError(
-                f"{self.label} must return a str, not {found!r} for {key!r}"
-            )
-        if not found:
+        if not isinstance(text, str):
+            raise TypeError(f"{self.label} must return a str, not {text!r} for {key!r}")
+        if not text:
             raise InvalidKeyError(key=key, reason="it is empty after normalization")
-        LookupKey.encoded(found)
-        return found
+        LookupKey.encoded(text)
+        return text
 
     def __repr__(self) -> str:
         return f"<Normalization {self.label}>"
@@ -134,15 +132,15 @@ def _address(key: str) -> str:
     _check_known(key)
     # Compose again: "h" has composed forms with combining characters that "H"
     # lacks.
-    found = unicodedata.normalize("NFC", key).strip().translate(_SMALL)
-    found = unicodedata.normalize("NFC", found)
-    local, at, domain = found.rpartition("@")
+    text = unicodedata.normalize("NFC", key).strip().translate(_SMALL)
+    text = unicodedata.normalize("NFC", text)
+    local, at, domain = text.rpartition("@")
     if not (local and at and domain):
         raise ValueError("it is not a mail address: a part on one side of @ is missing")
-    unfit = _UNFIT.search(found)
+    unfit = _UNFIT.search(text)
     if unfit:
         raise ValueError(f"it contains {unfit[0]!r}, which a mail address cannot")
-    return found
+    return text
 
 
 exact: Normalization = Normalization(name="exact", version=1, function=_as_it_is)

@@ -247,17 +247,19 @@ def _colocation_of(
     )
 
 
-def _by_field(made: BlobField) -> Colocation:
+def _by_field(attribute: BlobField) -> Colocation:
     def read(instance: Any) -> Any:
         data = instance.__dict__.get("data")
         if data is None:
             return None
-        stored = made.stored(data)
+        stored = attribute.stored(data)
         return None if stored is MISSING else stored
 
-    assert made.refers is not None  # noqa: S101  # a field that colocates has it
-    refers = made.refers
-    return Colocation(field=made.name, read=read, type_ids=lambda: refers().type_ids)
+    assert attribute.refers is not None  # noqa: S101  # a field that colocates has it
+    refers = attribute.refers
+    return Colocation(
+        field=attribute.name, read=read, type_ids=lambda: refers().type_ids
+    )
 
 
 # -- classes that share a table
@@ -265,11 +267,11 @@ def _by_field(made: BlobField) -> Colocation:
 
 def _first_class(cls: type[Any]) -> Any:
     """Return the first object class of a shared table, or None."""
-    found = None
+    first = None
     for base in cls.__mro__[1:]:
         if "__sqla_shard__" in base.__dict__ and "__mapper__" in base.__dict__:
-            found = base
-    return found
+            first = base
+    return first
 
 
 def _check_root(cls: Any, fields: Collection[str]) -> None:
@@ -394,30 +396,30 @@ class ObjectDefinition:
         data = instance.__dict__.get("data")
         if data is None:
             return
-        for key, is_decoded, made in self._checked:
+        for key, is_decoded, attribute in self._checked:
             stored = data.get(key, MISSING)
             if type(stored) is is_decoded:
                 continue
             if stored is MISSING:
-                stored = made.stored(data)
+                stored = attribute.stored(data)
             if stored is not MISSING:
-                made.codec.decode(stored)
+                attribute.codec.decode(stored)
 
     @cached_property
     def keys(self) -> frozenset[str]:
         """The keys of the fields in a blob."""
-        return frozenset(made.key for made in self.fields.values())
+        return frozenset(attribute.key for attribute in self.fields.values())
 
     @cached_property
     def _checked(self) -> list[tuple[str, type | None, BlobField]]:
         """The fields to check, and the type whose values are all valid."""
-        found: list[tuple[str, type | None, BlobField]] = []
-        for made in self.fields.values():
-            codec = made.codec
+        checked: list[tuple[str, type | None, BlobField]] = []
+        for attribute in self.fields.values():
+            codec = attribute.codec
             if codec.kind is not ValueKind.JSON or codec.native:
                 every = codec.python_type if codec.takes_any else None
-                found.append((made.key, every, made))
-        return found
+                checked.append((attribute.key, every, attribute))
+        return checked
 
 
 def define(
@@ -615,13 +617,13 @@ def _is_shown(instance: Any) -> bool:
 
 def _add_fields(mapper: Mapper[Any], fields: Mapping[str, BlobField]) -> None:
     cls = mapper.class_
-    for key, made in fields.items():
+    for key, attribute in fields.items():
         if mapper.inherits is not None and mapper.inherits.has_property(key):
             continue
         if key in cls.__dict__:
             # The default of the field, set by dataclass().
             delattr(cls, key)
-        mapper.add_property(key, FieldProperty(made))
+        mapper.add_property(key, FieldProperty(attribute))
 
 
 # -- bases
@@ -679,8 +681,8 @@ def _encoded_row(mapper: Mapper[Any], row: dict[str, Any]) -> dict[str, Any]:
     data = Blob.coerce("data", {} if given is None else plain(given))
     for key in [key for key in row if key in fields]:
         fields[key].write(data, row.pop(key))
-    for made in fields.values():
-        made.fill(data)
+    for attribute in fields.values():
+        attribute.fill(data)
     write_active(data, active)
     row["data"] = data
     return row

@@ -183,14 +183,14 @@ class ObjectMixin(Activity):
 
 
 def _definition(cls: Any) -> ObjectDefinition:
-    found: ObjectDefinition | None = cls.__dict__.get("__sqla_shard__")
-    if found is None:
+    definition: ObjectDefinition | None = cls.__dict__.get("__sqla_shard__")
+    if definition is None:
         raise ClassDefinitionError(
             "ObjectMixin must precede the declarative base: class "
             f"{cls.__name__}(ObjectMixin, Base, type_id=...)",
             class_name=cls.__name__,
         )
-    return found
+    return definition
 
 
 def _fill_new(session: ShardSession, context: Any, objects: Any) -> None:
@@ -212,8 +212,8 @@ def _fill(instance: ObjectMixin) -> None:
         data = blob_of(instance)
     definition = instance.__sqla_shard__
     if not definition.keys <= data.keys():
-        for made in definition.fields.values():
-            made.fill(data)
+        for field in definition.fields.values():
+            field.fill(data)
 
 
 def _before_insert(mapper: Any, connection: Any, state: Any) -> None:

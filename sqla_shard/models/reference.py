@@ -235,7 +235,9 @@ class ReferencesReport:
     @property
     def unreachable(self) -> tuple[UnreachableServer, ...]:
         """The servers of shards that could not be compared, or not repaired."""
-        return each_once(one for found in self.not_compared.values() for one in found)
+        return each_once(
+            one for servers in self.not_compared.values() for one in servers
+        )
 
     @property
     def ok(self) -> bool:
@@ -554,7 +556,7 @@ def rows_by_key(cls: Any, rows: Iterable[Any]) -> Rows:
     table = table_of(cls)
     mapper = inspect(cls)
     names = {mapper.get_property_by_column(c).key: c for c in table.c}
-    found: Rows = {}
+    by_key: Rows = {}
     for row in rows:
         values = _values(cls, row, names)
         key = tuple(
@@ -563,15 +565,15 @@ def rows_by_key(cls: Any, rows: Iterable[Any]) -> Rows:
             if column.primary_key
         )
         _check_key(cls, row, key)
-        if key in found:
+        if key in by_key:
             raise ReferenceRowsError(
                 reference=cls.__name__,
                 row=key,
                 reason="two of the rows have this key; leave one out",
             )
-        found[key] = values
-    _check_size(cls.__name__, found)
-    return found
+        by_key[key] = values
+    _check_size(cls.__name__, by_key)
+    return by_key
 
 
 def _check_size(reference: str, rows: Rows) -> None:
@@ -613,7 +615,7 @@ def keys_of(cls: Any, keys: Iterable[Any]) -> set[Key]:
             reason="keys must be a list, even of one key",
         )
     count = len(table_of(cls).primary_key)
-    found = set()
+    unique = set()
     for one in keys:
         key = tuple(one) if isinstance(one, (tuple, list)) else (one,)
         if len(key) != count:
@@ -623,8 +625,8 @@ def keys_of(cls: Any, keys: Iterable[Any]) -> set[Key]:
                 reason=f"its primary key has {count} column(s)",
             )
         _check_key(cls, one, key)
-        found.add(key)
-    return found
+        unique.add(key)
+    return unique
 
 
 def _values(cls: Any, one: Any, names: Mapping[str, Any]) -> Row:
@@ -768,12 +770,12 @@ class ReferenceCopies:
         self, connection: Connection, places: Sequence[Place]
     ) -> dict[int, Rows]:
         """Return the rows of the given shards of a server, by shard."""
-        found: dict[int, list[Any]] = {p.shard_id: [] for p in places}
+        by_shard: dict[int, list[Any]] = {p.shard_id: [] for p in places}
         plan = ExecutionPlan(places, [connection] * len(places))
         rows = connection.execute(self._read_many, execution_options=_options(plan))
         for shard_id, *row in rows:
-            found[shard_id].append(row)
-        return {shard: self._rows(rows) for shard, rows in found.items()}
+            by_shard[shard_id].append(row)
+        return {shard: self._rows(rows) for shard, rows in by_shard.items()}
 
     def change(
         self, connection: Connection, place: Place, found: CopyDifference
@@ -804,11 +806,11 @@ class ReferenceCopies:
                 wanted = self.read(connection)
             else:
                 wanted = self.read_source()
-            found = CopyDifference.between(there, wanted)
-            if found:
-                self.change(connection, place, found)
+            difference = CopyDifference.between(there, wanted)
+            if difference:
+                self.change(connection, place, difference)
                 connection.commit()
-            return found
+            return difference
 
     def _rows(self, rows: Any) -> Rows:
         key = self._key
@@ -911,9 +913,9 @@ def _write_source(copies: ReferenceCopies, change: Change) -> None:
         there = copies.lock(connection, place)
         wanted = change(there)
         _check_size(copies.name, wanted)
-        found = CopyDifference.between(there, wanted)
-        copies.change(connection, place, found)
-        if found.missing:
+        difference = CopyDifference.between(there, wanted)
+        copies.change(connection, place, difference)
+        if difference.missing:
             _check_not_overwritten(copies.name, wanted, copies.read(connection))
         connection.commit()
 

@@ -355,11 +355,11 @@ def _confirm_claims(
 
 def _rows(claims: Sequence[Claim], session: ShardSession) -> list[Any]:
     """Return the rows of claims, with None for claims that are not found."""
-    found: list[Any] = []
+    claimed: list[Any] = []
     for one in claims:
         rows = read_keys(LookupAccess(one.lookup, session), [one.key])
-        found.append(rows[0] if rows else None)
-    return found
+        claimed.append(rows[0] if rows else None)
+    return claimed
 
 
 def _undo(

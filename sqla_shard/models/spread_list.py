@@ -134,10 +134,10 @@ class Piece(List):
         """Set the number of copies to 0; return the number before."""
         counts: Any = self.statements.counts
         slot = MOST_PIECES + self.slot
-        found = self.execute(counts.read_locked, the_slot=slot).scalar()
-        if found:
+        number = self.execute(counts.read_locked, the_slot=slot).scalar()
+        if number:
             self.execute(counts.set, the_slot=slot, the_number=0)
-        return -(found or 0)
+        return -(number or 0)
 
     def _lock_source(self) -> None:
         definition = self.statements.definition
@@ -190,10 +190,10 @@ class MovingPiece(Piece):
             self.before.hold()
         if statement is None:
             return []
-        found = list(self.execute(statement, **parameters).one())
+        row = list(self.execute(statement, **parameters).one())
         if "row" in parameters:
-            found[0] = self._find(found[0], parameters["row"])
-        return found
+            row[0] = self._find(row[0], parameters["row"])
+        return row
 
     def _find(self, sequence: int | None, target_id: int) -> int | None:
         """Record which pieces have a row, and return its sequence.
@@ -405,6 +405,6 @@ def readdress(
         else:
             elsewhere.setdefault(part.place, []).append(pair)
     if written is not None:
-        calls = [(place, {"pairs": its}) for place, its in elsewhere.items()]
+        calls = [(place, {"pairs": moved}) for place, moved in elsewhere.items()]
         add_pending(session, written[0], operation, calls)
     return here
