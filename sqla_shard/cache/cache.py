@@ -203,15 +203,15 @@ class Cache:
 
         :raises OptionError: if it is not found.
         """
-        found = self.regions.get(name)
-        if found is None:
+        region = self.regions.get(name)
+        if region is None:
             known = ", ".join(map(repr, self.regions)) or "none"
             raise OptionError(
                 f"is not a region of this cache, which has {known}",
                 option="region",
                 value=name,
             )
-        return found
+        return region
 
     def tally(self, name: str) -> CacheCounters:
         """Return the counters of a region.
@@ -293,12 +293,12 @@ class Cache:
         ]
 
     def _of_class(self, cls: Any) -> RowCache:
-        found = self._row_caches.get(mapper_of(cls).local_table)
-        if found is None:
+        row_cache = self._row_caches.get(mapper_of(cls).local_table)
+        if row_cache is None:
             raise CacheClassError(
                 "is not named in configure_cache(classes=...)", class_name=cls.__name__
             )
-        return found
+        return row_cache
 
     # -- for sessions
 

@@ -312,10 +312,10 @@ class RowChecks:
         kinds = tuple(map(type, row))
         checks = self._by_types.get(kinds)
         if checks is None:
-            found = self._checks_of(kinds)
-            if found is None:
+            row_check = self._checks_of(kinds)
+            if row_check is None:
                 return False
-            checks = self._by_types[kinds] = found
+            checks = self._by_types[kinds] = row_check
         for at, check in checks:
             if not check(row[at]):
                 break
@@ -327,22 +327,22 @@ class RowChecks:
         """Return the checks of a row; None for a type that is refused."""
         if len(kinds) != len(self._checks):
             return None
-        found = []
+        by_column = []
         for at, (kind, checks) in enumerate(zip(kinds, self._checks, strict=True)):
             if kind not in checks:
                 return None
             check = checks[kind]
             if check is not None:
-                found.append((at, check))
-        return tuple(found)
+                by_column.append((at, check))
+        return tuple(by_column)
 
 
 def _checks_of_column(column: Any, dialect: Dialect) -> Checks:
     """Return the checks of the values of a column."""
-    found = dict(_checks_of_type(column.type, dialect))
+    checks = dict(_checks_of_type(column.type, dialect))
     if column.nullable:
-        found[type(None)] = None
-    return found
+        checks[type(None)] = None
+    return checks
 
 
 def _checks_of_type(kind: Any, dialect: Dialect) -> Checks:
@@ -514,11 +514,11 @@ class Columns:
 
     def row_checks(self, dialect: Dialect) -> RowChecks:
         """Return the checks of rows, for the servers of one dialect."""
-        found = self._row_checks.get(dialect.name)
-        if found is None:
+        checks = self._row_checks.get(dialect.name)
+        if checks is None:
             columns = [self._named[name] for name in self.names]
-            found = self._row_checks[dialect.name] = RowChecks(columns, dialect)
-        return found
+            checks = self._row_checks[dialect.name] = RowChecks(columns, dialect)
+        return checks
 
     def raw(self, *more: Any) -> Select[Any]:
         """Return a SELECT of each column as the driver returns it.
@@ -605,9 +605,9 @@ def mapper_of(cls: Any) -> Mapper[Any]:
 
     :raises CacheClassError: if it is not mapped.
     """
-    found: Any = inspect(cls, raiseerr=False)
-    if not isinstance(found, Mapper):
+    mapper: Any = inspect(cls, raiseerr=False)
+    if not isinstance(mapper, Mapper):
         raise CacheClassError(
             "is not a mapped class", class_name=getattr(cls, "__name__", cls)
         )
-    return found
+    return mapper

@@ -262,8 +262,8 @@ def _with_cache(
 
 
 def _alive_caches(refs: Iterable[ref[FunctionCache]]) -> list[FunctionCache]:
-    found = [one() for one in refs]
-    return [one for one in found if one is not None]
+    caches = [one() for one in refs]
+    return [one for one in caches if one is not None]
 
 
 def _is_reloaded(known: FunctionCache, cached: FunctionCache) -> bool:
@@ -305,12 +305,12 @@ def shard_session(session: Any) -> ShardSession:
 
 def with_transaction(session: Any) -> ShardSession:
     """Return the :func:`shard_session`; begin a transaction if needed."""
-    found = shard_session(session)
-    found._check_process()
+    own_session = shard_session(session)
+    own_session._check_process()
     # Begin the transaction, as a statement would: shard locations and
     # recorded keys belong to it.
-    private.autobegin(found)
-    return found
+    private.autobegin(own_session)
+    return own_session
 
 
 # -- Results, from the cache or from the functions.
@@ -345,7 +345,7 @@ def read(session: ShardSession, cache: Cache, source: _Source) -> dict[Any, Any]
     """
     cached = source.cached
     region = cache.region(cached.region)
-    found: dict[str, Any] = read_through(
+    values: dict[str, Any] = read_through(
         store_of(region.store, session),
         list(source.ids),
         source,
@@ -355,7 +355,7 @@ def read(session: ShardSession, cache: Cache, source: _Source) -> dict[Any, Any]
         sleep=sleep_of(session),
         still=lambda: _is_fresh(session),
     )
-    return {source.ids[key]: one for key, one in found.items()}
+    return {source.ids[key]: one for key, one in values.items()}
 
 
 def _is_fresh(session: ShardSession) -> bool:
@@ -399,14 +399,14 @@ class _Source:
         self._fresh: set[str] = set()
 
     def decode(self, values: Mapping[str, bytes]) -> dict[str, Any]:
-        found = {}
+        decoded = {}
         for key, value in values.items():
             tag = self._tags[key]
             if value.startswith(tag):
                 # Load values again that cannot be decoded.
                 with suppress(RecursionError, TypeError, ValueError):
-                    found[key] = self._decode_result(parse_json(value[len(tag) :]))
-        return found
+                    decoded[key] = self._decode_result(parse_json(value[len(tag) :]))
+        return decoded
 
     def encode(self, key: str, loaded: Any) -> tuple[bytes, int] | None:
         body = self._encode_result(loaded) if key in self._fresh else None

@@ -128,12 +128,12 @@ class ListCache(RowCache):
 
         :param places: the shard locations, by the ids of the sources.
         """
-        found: dict[int, FirstRows] = {}
+        lists: dict[int, FirstRows] = {}
         for part in split_by_reader(session, places):
             source = _Lists(self, part)
             read = self.read_keys(session, source.ids, source, part)
-            found.update((source.ids[key], one) for key, one in read.items())
-        return found
+            lists.update((source.ids[key], one) for key, one in read.items())
+        return lists
 
     def count(
         self,
@@ -241,7 +241,7 @@ class ListCache(RowCache):
         self, session: ShardSession, place: Place, ids: Sequence[int]
     ) -> dict[int, list[Any]]:
         """Read the first rows of lists of one shard, and one further row."""
-        found: dict[int, list[Any]] = {source_id: [] for source_id in ids}
+        lists: dict[int, list[Any]] = {source_id: [] for source_id in ids}
         for start in range(0, len(ids), BRANCHES):
             part = ids[start : start + BRANCHES]
             parameters = sources(part)
@@ -252,10 +252,10 @@ class ListCache(RowCache):
                 execution_options=OPTIONS,
             )
             for index, *row in result:
-                found[part[index]].append(row)
-        for rows in found.values():
+                lists[part[index]].append(row)
+        for rows in lists.values():
             rows.sort(key=self._order, reverse=True)
-        return found
+        return lists
 
     def _order(self, row: Sequence[Any]) -> tuple[int, int]:
         target, sequence = self.at
@@ -306,7 +306,7 @@ class _Lists(PartSource[ListCache]):
         for key in keys:
             place = self._places[self.ids[key]]
             by_place.setdefault(place, []).append(key)
-        found = {}
+        lists = {}
         most = self._cache.most
         with self._part.reader() as session:
             for place, its in by_place.items():
@@ -314,8 +314,8 @@ class _Lists(PartSource[ListCache]):
                 rows = self._cache.rows(session, place, ids)
                 for key, source_id in zip(its, ids, strict=True):
                     own = rows[source_id]
-                    found[key] = FirstRows(own[:most], len(own) <= most, self._cache.at)
-        return found
+                    lists[key] = FirstRows(own[:most], len(own) <= most, self._cache.at)
+        return lists
 
 
 class _Count:
@@ -334,8 +334,8 @@ class _Count:
         self._read_length = read_length
 
     def decode(self, values: Mapping[str, bytes]) -> dict[str, int]:
-        found = {key: _length(self._tag, one) for key, one in values.items()}
-        return {key: one for key, one in found.items() if one is not None}
+        lengths = {key: _length(self._tag, one) for key, one in values.items()}
+        return {key: one for key, one in lengths.items() if one is not None}
 
     def encode(self, key: str, loaded: int) -> tuple[bytes, int]:
         return self._tag + str(loaded).encode(), self._cache.region.times.expire

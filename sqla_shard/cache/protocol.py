@@ -228,8 +228,8 @@ def counting() -> Iterator[Callable[[], Counts]]:
     before = _block.get()
 
     def counts() -> Counts:
-        found = tally.counts()
-        return Counts(**{name: found[name] for name in _ALL})
+        numbers = tally.counts()
+        return Counts(**{name: numbers[name] for name in _ALL})
 
     try:
         _block.set(tally)
@@ -253,8 +253,8 @@ def stats_of(
         counts = tally.counts()
         for name, count in counts.items():
             sums[name] += count
-        its = {name: counts[name] for name in _ALL}
-        of_classes.append(ClassStats(name=tally.name, is_enabled=is_enabled, **its))
+        totals = {name: counts[name] for name in _ALL}
+        of_classes.append(ClassStats(name=tally.name, is_enabled=is_enabled, **totals))
     return RegionStats(name=region.name, classes=tuple(of_classes), **sums)
 
 
@@ -451,16 +451,16 @@ class _CacheReading:
         """
         end = monotonic() + self.times.wait
         read: dict[str, Any] = {}
-        left = list(keys)
+        waiting = list(keys)
         step = 0.001
-        while left and monotonic() < end:
+        while waiting and monotonic() < end:
             self.sleep(step)
             step = min(step * 2, 0.01)
             # A value must be read after its lease was taken.
             lease = self.lease if self.still() else 0
-            found = self.store.fetch(left, lease)
+            found = self.store.fetch(waiting, lease)
             read.update(self.decode(found))
-            left = [key for key in left if found[key].state is KeyState.BUSY]
+            waiting = [key for key in waiting if found[key].state is KeyState.BUSY]
             mine = [
                 key
                 for key, one in found.items()
@@ -468,9 +468,9 @@ class _CacheReading:
             ]
             if mine:
                 read.update(self.load(mine, found))
-        self.tally.count_wait(len(keys), len(left))
-        if left:
-            read.update(self._load(left, ()))
+        self.tally.count_wait(len(keys), len(waiting))
+        if waiting:
+            read.update(self._load(waiting, ()))
         return read
 
 
@@ -512,8 +512,8 @@ class Tombstones:
                 new = edits[key](value)
                 if new is not None:
                     self._edited[key] = lease, new
-        left = [key for key in keys if key not in taken]
-        return self._store.block(left, self._token, expire) if left else set()
+        untaken = [key for key in keys if key not in taken]
+        return self._store.block(untaken, self._token, expire) if untaken else set()
 
     @property
     def edited_keys(self) -> Collection[str]:

@@ -478,23 +478,27 @@ def load_cache(path: str | os.PathLike[str]) -> dict[str, Any]:
         has an unknown setting; if a module cannot be imported, or does not
         define the class.
     """
-    found = read_cache(path)
+    document = read_cache(path)
     file = os.fspath(path)
-    if found.prefix is None:
+    if document.prefix is None:
         raise _error(
             'is missing; write prefix = "NAME", above the tables, as all '
             "processes of the application have it",
             file,
             "prefix",
         )
-    if found.classes is None:
+    if document.classes is None:
         raise _error(
             'is missing; write a table [classes] with a line "MODULE:CLASS" '
             '= "REGION" for each class that is cached',
             file,
             "classes",
         )
-    return {"regions": found.regions, "classes": found.classes, "prefix": found.prefix}
+    return {
+        "regions": document.regions,
+        "classes": document.classes,
+        "prefix": document.prefix,
+    }
 
 
 def read_cache(path: str | os.PathLike[str]) -> CacheFile:
@@ -525,7 +529,7 @@ def _classes(file: str, table: object, regions: Mapping[str, Any]) -> dict[Any, 
         name: _options_of(file, f"classes.{name}", value, regions)
         for name, value in table.items()
     }
-    found: dict[Any, Cached] = {}
+    classes: dict[Any, Cached] = {}
     names: dict[Any, str] = {}
     for name, cached in options.items():
         cls = _import_class(file, name)
@@ -536,8 +540,8 @@ def _classes(file: str, table: object, regions: Mapping[str, Any]) -> dict[Any, 
                 f"classes.{name}",
             )
         names[cls] = name
-        found[cls] = cached
-    return found
+        classes[cls] = cached
+    return classes
 
 
 def _options_of(
@@ -585,17 +589,17 @@ def _import_class(file: str, name: str) -> type[Any]:
         raise refuse('is not a class; write "package.module:Class"')
     module, path = match.groups()
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     except ImportError as error:
         raise refuse(
             f"the module {module!r} cannot be imported: {error}; name a "
             "module that can be imported"
         ) from error
     for part in path.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type):
+        value = getattr(value, part, None)
+    if not isinstance(value, type):
         raise refuse(
             f"{module!r} has no class {path!r}; it may be in the middle of "
             "its import (a circular import)"
         )
-    return found
+    return value

@@ -69,9 +69,9 @@ def generation_of(places: Places, place: Place) -> str:
     :returns: 12 letters, digits, ``-`` and ``_``.
     """
     # This is called for each row that is read: avoid other calls here.
-    found = places.generations.get((place.keyspace, place.shard_id))
-    if found is not None:
-        return found
+    generation = places.generations.get((place.keyspace, place.shard_id))
+    if generation is not None:
+        return generation
     known = places.generations
     if len(known) >= _MAX_DIGESTS:
         known.clear()
@@ -160,9 +160,9 @@ def cached_rows_place(place: Place) -> Place:
         processes their values.
     """
     engine = place.engine
-    found = _places.get(engine)
-    if found is None:
-        found = _places[engine] = Place(
+    cached = _places.get(engine)
+    if cached is None:
+        cached = _places[engine] = Place(
             keyspace="cache",
             shard_id=0,
             server="cache",
@@ -170,7 +170,7 @@ def cached_rows_place(place: Place) -> Place:
             engine=_engine_for(engine.dialect),
             backend=place.backend,
         )
-    return found
+    return cached
 
 
 def _engine_for(real: Dialect) -> Engine:
@@ -179,10 +179,10 @@ def _engine_for(real: Dialect) -> Engine:
     # connection for each.
     kind = (type(real), real.is_async, *private.json_functions(real))
     with _lock:
-        found = _engines.get(kind)
-        if found is None:
-            found = _engines[kind] = _new_engine(real)
-        return found
+        engine = _engines.get(kind)
+        if engine is None:
+            engine = _engines[kind] = _new_engine(real)
+        return engine
 
 
 def _new_engine(real: Dialect) -> Engine:
@@ -369,24 +369,24 @@ class RowCache:
                 self.tally.log(error)
                 return {}
             # One of several values has failed: load each value separately.
-            found: dict[str, list[Any]] = {}
+            groups: dict[str, list[Any]] = {}
             for key, group in rows.items():
-                found.update(self.load_objects(session, place, {key: group}))
-            return found
-        found = {key: list(islice(objects, len(group))) for key, group in rows.items()}
-        if sum(map(len, found.values())) != len(every):
+                groups.update(self.load_objects(session, place, {key: group}))
+            return groups
+        groups = {key: list(islice(objects, len(group))) for key, group in rows.items()}
+        if sum(map(len, groups.values())) != len(every):
             raise CacheMismatch
-        return found
+        return groups
 
     def _instances(
         self, session: ShardSession, place: Place, rows: Sequence[Sequence[Any]]
     ) -> list[Any]:
-        found = session.scalars(
+        instances = session.scalars(
             self.columns.select,
             bind_arguments={"place": cached_rows_place(place)},
             execution_options={**OPTIONS, ROWS: (self.columns.select, rows)},
         )
-        objects = list(found)
+        objects = list(instances)
         check = spec_of(self.columns.table).check
         if check is not None:
             try:
@@ -445,7 +445,7 @@ def split_by_reader(
     if places and not session.has_connections:
         yield ReadPart(places, session, is_separate=True, leases=True)
         return
-    found: dict[tuple[bool, bool], dict[K, Place]] = {}
+    parts: dict[tuple[bool, bool], dict[K, Place]] = {}
     ways: dict[Engine, tuple[bool, bool]] = {}
     for key, place in places.items():
         way = ways.get(place.engine)
@@ -453,8 +453,8 @@ def split_by_reader(
             is_separate = not session.is_connected(place)
             leases = is_separate or session.reads_latest(place)
             way = ways[place.engine] = is_separate, leases
-        found.setdefault(way, {})[key] = place
-    for (is_separate, leases), part in found.items():
+        parts.setdefault(way, {})[key] = place
+    for (is_separate, leases), part in parts.items():
         yield ReadPart(part, session, is_separate, leases)
 
 
@@ -511,7 +511,7 @@ class ObjectCache(RowCache):
         :returns: the objects, without those whose rows cannot be loaded.
         """
         ids: dict[str, int] = {}
-        found: dict[int, Any] = {}
+        objects_read: dict[int, Any] = {}
         rows: dict[str, list[Any]] = {}
         for part in split_by_reader(session, places):
             source = _Objects(self, part)
@@ -519,15 +519,15 @@ class ObjectCache(RowCache):
             read = self.read_keys(session, source.ids, source, part)
             for key, one in read.items():
                 if type(one) is _Absent:
-                    found[ids[key]] = None
+                    objects_read[ids[key]] = None
                 else:
                     rows[key] = [one]
         if rows:
             place = next(iter(places.values()))
             loaded = self.load_objects(session, place, rows)
             for key, (one,) in loaded.items():
-                found[ids[key]] = one
-        return found
+                objects_read[ids[key]] = one
+        return objects_read
 
     def rows(self, part: ReadPart[int], ids: Iterable[int]) -> dict[int, list[Any]]:
         """Read rows from the database."""
@@ -630,21 +630,21 @@ class _Objects(PartSource[ObjectCache]):
         times = self._cache.region.times
         store = self._cache.store(self._part.session)
         names = list(dict.fromkeys(self._absence(key) for key in keys))
-        found = store.fetch(names, times.lease if leases else 0)
+        entries = store.fetch(names, times.lease if leases else 0)
         tokens = {
             name: one.value.decode("ascii")
-            for name, one in found.items()
+            for name, one in entries.items()
             if _TOKEN.fullmatch(one.value)
         }
         unreadable = [
             name
-            for name, one in found.items()
+            for name, one in entries.items()
             if one.state is KeyState.VALUE and name not in tokens
         ]
         discard(store, unreadable)
         new = {
             name: (one.lease, token_hex(8).encode("ascii"))
-            for name, one in found.items()
+            for name, one in entries.items()
             if one.state is KeyState.LEASED
         }
         if new:

@@ -100,7 +100,7 @@ _with_cache: weakref.WeakKeyDictionary[Cluster, None] = weakref.WeakKeyDictionar
 
 def all_caches() -> list[Cache]:
     """Return the caches of all clusters of this process."""
-    alive = [found() for found in _with_cache.keyrefs()]
+    alive = [reference() for reference in _with_cache.keyrefs()]
     return [one.cache for one in alive if one is not None and one.cache is not None]
 
 

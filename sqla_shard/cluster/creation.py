@@ -38,8 +38,8 @@ def create_all(metadata: MetaData, places: Places, keyspace: str | None = None) 
         spec = spec_of(table)
         if keyspace and name_of(spec, places.topology) != keyspace:
             continue  # the keyspace of the table may be in another topology
-        found = places.keyspace(spec.keyspace, spec.kind, spec.layout)
-        tables.setdefault(found.name, (found, []))[1].append(table)
+        home = places.keyspace(spec.keyspace, spec.kind, spec.layout)
+        tables.setdefault(home.name, (home, []))[1].append(table)
     work: dict[Engine, list[tuple[Place, Sequence[Table]]]] = {}
     for space, wanted in tables.values():
         for place in places.all_places(space):

@@ -91,12 +91,12 @@ class LoopEngines(Engines):
         self, jobs: Sequence[Callable[[], T]], purpose: str, most: int = 64
     ) -> list[T]:
         """Run a job for each server at the same time, without threads."""
-        left = deque(enumerate(jobs))
+        waiting = deque(enumerate(jobs))
         results: dict[int, T] = {}
 
         def lane() -> None:
-            while left:
-                index, job = left.popleft()
+            while waiting:
+                index, job = waiting.popleft()
                 results[index] = job()
 
         self._awaited.run([lane] * min(most, len(jobs)))
@@ -120,10 +120,10 @@ class LoopEngines(Engines):
         """
         self.shut()
         deadline = monotonic() + timeout
-        while self.in_use and (left := deadline - monotonic()) > 0:
+        while self.in_use and (seconds := deadline - monotonic()) > 0:
             self._all_back.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._all_back.wait(), min(left, LOOK))
+                await asyncio.wait_for(self._all_back.wait(), min(seconds, LOOK))
         await self._dispose()
         return not self.in_use
 
@@ -226,24 +226,24 @@ class Loops:
 
         :raises NoEventLoopError: if no event loop is running.
         """
-        found = self._running()
+        running = self._running()
         topology = self._cluster.places.topology
-        if found.places.topology is not topology:
-            self._follow(found, topology)
-        return found.places
+        if running.places.topology is not topology:
+            self._follow(running, topology)
+        return running.places
 
     def follow(self, topology: Topology) -> None:
         """Let every loop use a newer topology."""
-        for loop, found in list(self._loops.items()):
+        for loop, entry in list(self._loops.items()):
             # The loop may have been closed meanwhile.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._follow, found, topology)
+                loop.call_soon_threadsafe(self._follow, entry, topology)
 
-    def _follow(self, found: _Loop, topology: Topology) -> None:
+    def _follow(self, running: _Loop, topology: Topology) -> None:
         """Use a newer topology; called in the thread of the loop."""
-        if found.places.topology.version < topology.version:
-            found.places = Places(topology, found.engines)
-            found.engines.follow(topology)
+        if running.places.topology.version < topology.version:
+            running.places = Places(topology, running.engines)
+            running.engines.follow(topology)
 
     def _running(self) -> _Loop:
         try:
@@ -254,11 +254,11 @@ class Loops:
                 "is running in this thread; use it in a coroutine"
             ) from error
         # No lock: the engines of a loop are looked up in its own thread only.
-        found = self._loops.get(loop)
-        if found is None:
+        running = self._loops.get(loop)
+        if running is None:
             self._give_up_closed()
-            found = self._loops[loop] = self._begin()
-        return found
+            running = self._loops[loop] = self._begin()
+        return running
 
     def _begin(self) -> _Loop:
         engines = self._new_engines()
@@ -278,9 +278,9 @@ class Loops:
     def _give_up_closed(self) -> None:
         for loop in list(self._loops):
             if loop.is_closed():
-                found = self._loops.pop(loop, None)
-                if found is not None:
-                    found.engines.give_up()
+                entry = self._loops.pop(loop, None)
+                if entry is not None:
+                    entry.engines.give_up()
 
     async def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run ``fn`` with the places of this loop, in a greenlet.
@@ -297,16 +297,16 @@ class Loops:
         """Return the state of every pool of every loop that is open."""
         return [
             stats
-            for loop, found in list(self._loops.items())
+            for loop, entry in list(self._loops.items())
             if not loop.is_closed()
-            for stats in found.engines.stats()
+            for stats in entry.engines.stats()
         ]
 
     def shut(self) -> None:
         """Refuse new sessions; close connections when they are returned."""
         self._closed = True
-        for found in list(self._loops.values()):
-            found.engines.shut()
+        for entry in list(self._loops.values()):
+            entry.engines.shut()
         self._give_up_closed()
 
     async def aclose(self, timeout: float) -> bool:
@@ -316,9 +316,9 @@ class Loops:
         :returns: whether all were returned in time.
         """
         self.shut()
-        found = self._running()
-        ended = await found.engines.aclose(timeout)
-        await found.guard.aclose()
+        running = self._running()
+        ended = await running.engines.aclose(timeout)
+        await running.guard.aclose()
         return ended
 
 

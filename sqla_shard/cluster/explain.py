@@ -288,10 +288,10 @@ class Explanation:
     @property
     def by_server(self) -> dict[str, list[Target]]:
         """The targets by name of their server."""
-        found: dict[str, list[Target]] = {}
+        servers: dict[str, list[Target]] = {}
         for target in self.targets:
-            found.setdefault(target.server, []).append(target)
-        return found
+            servers.setdefault(target.server, []).append(target)
+        return servers
 
     @property
     def round_trips(self) -> int:

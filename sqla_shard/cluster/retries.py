@@ -127,9 +127,9 @@ class Retries:
         self._failures.append(summary(error)[:_LONGEST_FAILURE])
         if not is_void and not self._is_repeatable(error):
             raise error
-        left = self._deadline - monotonic()
+        seconds = self._deadline - monotonic()
         enough = self._attempts is not None and self._count >= self._attempts
-        if enough or left <= 0:
+        if enough or seconds <= 0:
             raise RetriesExhaustedError(
                 attempts=self._count,
                 last=error,
@@ -144,7 +144,7 @@ class Retries:
         )
         if self._repeats is not None:
             self._repeats(error, self._count)
-        return self._next_pause(left)
+        return self._next_pause(seconds)
 
     def pause_in_doubt(self, error: Exception) -> float | None:
         """Return the seconds to wait before the outcome is looked up again.
@@ -154,8 +154,8 @@ class Retries:
         waits = isinstance(error, TimeoutError)  # the pool was exhausted
         if not waits and not self._is_repeatable(error):
             return None
-        left = self._deadline - monotonic()
-        return self._next_pause(left) if left > 0 else None
+        seconds = self._deadline - monotonic()
+        return self._next_pause(seconds) if seconds > 0 else None
 
     def wait(self, seconds: float) -> None:
         """Block for this many seconds, or until there is a newer topology."""
@@ -171,16 +171,16 @@ class Retries:
             return
         end = monotonic() + seconds
         while self._follower.epoch == self.epoch:
-            left = end - monotonic()
-            if left <= 0:
+            remaining = end - monotonic()
+            if remaining <= 0:
                 break
-            await asyncio.sleep(min(left, _SLICE))
+            await asyncio.sleep(min(remaining, _SLICE))
 
-    def _next_pause(self, left: float) -> float:
+    def _next_pause(self, seconds: float) -> float:
         # Two transactions in a deadlock must not repeat at the same time.
         pause = jittered(self._pause, 0.5)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
-        return min(pause, left)
+        return min(pause, seconds)
 
     def _is_repeatable(self, error: Exception) -> bool:
         if isinstance(error, (CommitUnknownError, PartialCommitError)):

@@ -115,17 +115,17 @@ class PasswordSource:
             user=self._user,
         )
         try:
-            found = self._function(login)
+            password = self._function(login)
         except Exception as error:
             # Its message is not shown: it may contain a token.
             raise PasswordError(
                 f"the function for its password raised {_kind(error)}"
             ) from error
-        if not isinstance(found, str):
+        if not isinstance(password, str):
             raise PasswordError(
-                f"the function for its password returned {_kind(found)}, not a str"
+                f"the function for its password returned {_kind(password)}, not a str"
             )
-        return found
+        return password
 
     def after_fork(self) -> None:
         """Replace the lock, which a thread of the parent may hold."""

@@ -140,10 +140,10 @@ def encoded_type(element: Any) -> Any:
 
 def _type_of(elements: Iterable[Any]) -> Any:
     pairs = _pairs(elements)
-    found = next((type_ for _, type_ in pairs if type_ is not None), None)
-    if found is None or not all(_may_be(value, found) for value, _ in pairs):
+    encoded = next((type_ for _, type_ in pairs if type_ is not None), None)
+    if encoded is None or not all(_may_be(value, encoded) for value, _ in pairs):
         return None
-    return found
+    return encoded
 
 
 def _may_be(value: Any, encoded: Any) -> bool:
@@ -431,16 +431,16 @@ def _parts(element: Any) -> list[Any] | None:
     if isinstance(getattr(element, "type", None), Encoded):
         return None
     if isinstance(element, (FunctionFilter, Grouping, Label, Over, WithinGroup)):
-        found = [getattr(element, _name_of_part(element))]
+        parts = [getattr(element, _name_of_part(element))]
     elif isinstance(element, (ClauseList, ExpressionClauseList)):
-        found = list(element.clauses)
+        parts = list(element.clauses)
     elif isinstance(element, Case):
-        found = _results(element)
+        parts = _results(element)
     elif isinstance(element, FunctionElement) and name_of(element) in _RETURNED:
-        found = list(element.clauses)[_RETURNED[name_of(element)]]
+        parts = list(element.clauses)[_RETURNED[name_of(element)]]
     else:
         return None
-    return found
+    return parts
 
 
 def _name_of_part(element: Any) -> str:
@@ -462,8 +462,8 @@ def _with_parts(element: Any, parts: list[Any]) -> Any:
 
 
 def _results(case: Any) -> list[Any]:
-    found = [result for _, result in case.whens]
-    return found if case.else_ is None else [*found, case.else_]
+    results = [result for _, result in case.whens]
+    return results if case.else_ is None else [*results, case.else_]
 
 
 def _with_results(case: Any, results: list[Any]) -> Any:
@@ -489,18 +489,18 @@ def _pairs(elements: Iterable[Any]) -> list[tuple[Any, Any]]:
     An expression that has no value but enums or UUIDs of columns is one: it is
     converted as a whole; ``max()`` finds another value among the converted.
     """
-    found = []
+    pairs_of_all = []
     for element in elements:
         parts = _parts(element)
         if parts is None:
-            found.append((element, _format(element)))
+            pairs_of_all.append((element, _format(element)))
             continue
         pairs = _pairs(parts)
         is_whole = _has_members(element) and all(
             type_ is None and _has_members(value) for value, type_ in pairs
         )
-        found += [(element, None)] if is_whole else pairs
-    return found
+        pairs_of_all += [(element, None)] if is_whole else pairs
+    return pairs_of_all
 
 
 def _has_members(element: Any) -> bool:
@@ -554,11 +554,11 @@ class _Compiler(SQLCompiler):
     def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:
         """Compile a function."""
         visit: Any = super().visit_function
-        found = _coded_function(func)
-        if name_of(found) in _READING_TIMES and is_mysql(self.dialect):
-            arguments = [_as_moment(part) for part in found.clauses]
-            found = _with_arguments(found, arguments)
-        return str(visit(found, *args, **kw))
+        coded = _coded_function(func)
+        if name_of(coded) in _READING_TIMES and is_mysql(self.dialect):
+            arguments = [_as_moment(part) for part in coded.clauses]
+            coded = _with_arguments(coded, arguments)
+        return str(visit(coded, *args, **kw))
 
     def visit_cast(self, cast: Any, **kw: Any) -> str:
         """Compile CAST."""
@@ -623,19 +623,19 @@ class _Compiler(SQLCompiler):
         is_mariadb = getattr(self.dialect, "is_mariadb", False)
         reads_moments = is_mysql(self.dialect) and not is_mariadb
         for column, value in _assigned(statement):
-            found = _encoded([value])
-            if found is None:
+            encoded = _encoded([value])
+            if encoded is None:
                 continue
-            kind, kept = _kind_of_time(column), _time_kept(found)
-            if _is_member(column, found):
+            kind, kept = _kind_of_time(column), _time_kept(encoded)
+            if _is_member(column, encoded):
                 is_read = _is_native(column, self.dialect)
-                is_alike = is_read or _member_text(column, found) is column
+                is_alike = is_read or _member_text(column, encoded) is column
             else:
                 is_read = kind is None or (reads_moments and kind is not time)
                 is_alike = is_read or kept is None or kind is kept is date
             if not is_alike:
                 raise UnsupportedStatementError(
-                    f"{column} stores another format than {found.label}: read the "
+                    f"{column} stores another format than {encoded.label}: read the "
                     "objects, and assign their values in Python",
                     construct=f"SET {column.name}",
                 )
@@ -651,8 +651,8 @@ class _Compiler(SQLCompiler):
         :raises UnsupportedStatementError: for another format beside a field.
         """
         selected = (select.selected_columns for select in cs.selects)
-        found = list(zip(*selected, strict=False))
-        for columns in found:
+        column_groups = list(zip(*selected, strict=False))
+        for columns in column_groups:
             _coded((), fixed=columns, construct=cs.keyword.value, chosen=True)
             if getattr(self.dialect, "is_mariadb", False) and _is_mixed(_each(columns)):
                 raise UnsupportedStatementError(
@@ -663,17 +663,17 @@ class _Compiler(SQLCompiler):
         visit: Any = super().visit_compound_select
         known = len(self._result_columns)
         text = str(visit(cs, *args, **kw))
-        if len(self._result_columns) == known + len(found):
-            for place, columns in enumerate(found, known):
+        if len(self._result_columns) == known + len(column_groups):
+            for place, columns in enumerate(column_groups, known):
                 self._give_type(place, columns)
         return text
 
     def _give_type(self, place: int, columns: Iterable[Any]) -> None:
         """Give a result the type of a field that all of its values have."""
-        found = _type_of(columns)
-        if found is not None:
+        encoded = _type_of(columns)
+        if encoded is not None:
             self._result_columns[place] = self._result_columns[place]._replace(
-                type=found
+                type=encoded
             )
 
     def _label_select_column(
@@ -931,8 +931,8 @@ def _is_unknown(value: Any) -> bool:
 
 def _encoded_inside(values: Iterable[Any]) -> Any:
     """Return the type of a field in arguments of functions, or None."""
-    found = _encoded(part for value in values for part in iterate(value))
-    return found if found is not None and found.is_compared else None
+    encoded = _encoded(part for value in values for part in iterate(value))
+    return encoded if encoded is not None and encoded.is_compared else None
 
 
 def _binds(value: Any, encoded: Any) -> bool:
@@ -970,9 +970,9 @@ def _with_tuples(binary: Any, left: Any, right: Any) -> Any:
 
 def _retyped(value: Any, type_: Any) -> Any:
     # With a new name: the value may stand beside other columns, too.
-    found = private.renamed(value)
-    found.type = type_
-    return found
+    parameter = private.renamed(value)
+    parameter.type = type_
+    return parameter
 
 
 class Beside(UserDefinedType[Any]):

@@ -92,10 +92,10 @@ def precision_of(element: Any, *, any_value: bool = False) -> Precision:
     :param any_value: whether parameters may have other values when the
         statement is executed than they have now.
     """
-    found = _PrecisionReader(any_value=any_value).precision(element)
-    if found is Precision.MIXED and _is_one_or_constant(element):
+    precision = _PrecisionReader(any_value=any_value).precision(element)
+    if precision is Precision.MIXED and _is_one_or_constant(element):
         return Precision.EXACT
-    return found
+    return precision
 
 
 def is_storable(element: Any, *, on_mysql: bool = False) -> bool:
@@ -270,20 +270,22 @@ class _PrecisionReader:
         forms = [self.precision(element) for element in elements]
         if operator in _ADDITIONS and _is_widest_difference(elements):
             forms.append(Precision.MIXED)
-        found = max(forms)
-        if found >= Precision.NONE:
+        precision = max(forms)
+        if precision >= Precision.NONE:
             return Precision.ROUNDED
-        if operator is operators.mul and found < Precision.DOUBLE:
+        if operator is operators.mul and precision < Precision.DOUBLE:
             _, places = size_of_product(elements) or (0, 0)
             if places > MOST_PLACES:
-                found = max(found, Precision.COMPUTED)
-        if Precision.MIXED in forms and found < Precision.DOUBLE:
-            return Precision.MIXED if found is Precision.MIXED else Precision.VARYING
-        if found is Precision.QUOTIENT and len(forms) > 1:
+                precision = max(precision, Precision.COMPUTED)
+        if Precision.MIXED in forms and precision < Precision.DOUBLE:
+            return (
+                Precision.MIXED if precision is Precision.MIXED else Precision.VARYING
+            )
+        if precision is Precision.QUOTIENT and len(forms) > 1:
             return Precision.COMPUTED
         # The remainder of zero has no places.
-        mixed = operator is operators.mod and found is Precision.EXACT
-        return Precision.MIXED if mixed else found
+        mixed = operator is operators.mod and precision is Precision.EXACT
+        return Precision.MIXED if mixed else precision
 
     def _binary(self, element: Any) -> Precision:
         operator = element.operator
@@ -291,11 +293,11 @@ class _PrecisionReader:
         if operator in SUMS:
             return self._added(sides, operator)
         if operator in DIVISIONS:
-            found = self._added(sides)
-            if found < Precision.DOUBLE:
+            precision = self._added(sides)
+            if precision < Precision.DOUBLE:
                 whole = operator is operators.floordiv
                 return Precision.EXACT if whole else self._quotient(element.left)
-            return found if operator is operators.truediv else Precision.ROUNDED
+            return precision if operator is operators.truediv else Precision.ROUNDED
         if isinstance(plain_type(element.type), Boolean):
             return Precision.EXACT
         return self._function("", sides)
@@ -310,16 +312,16 @@ class _PrecisionReader:
     def _one_of(self, elements: list[Any]) -> Precision:
         """Return the precision of one of several values."""
         elements = [e for e in elements if not isinstance(e, Null)]
-        found = self._all(elements)
-        if found is Precision.EXACT:
+        precision = self._all(elements)
+        if precision is Precision.EXACT:
             places = set(map(places_of, elements))
             alike = len(places) == 1 and None not in places
             return Precision.EXACT if alike else Precision.MIXED
-        if found < Precision.DOUBLE and len(elements) > 1:
+        if precision < Precision.DOUBLE and len(elements) > 1:
             return Precision.VARYING
-        if found is Precision.NONE:
+        if precision is Precision.NONE:
             return max(_as_text(self.precision(e)) for e in elements)
-        return found
+        return precision
 
     def _function(self, name: str, arguments: Iterable[Any]) -> Precision:
         arguments = list(arguments)
@@ -336,17 +338,17 @@ class _PrecisionReader:
         if name in ("nullif", "max", "min") and arguments:
             return self.precision(arguments[0])
         if name in ("abs", "sum") and arguments:
-            found = self.precision(arguments[0])
-            return Precision.ROUNDED if found is Precision.NONE else found
+            precision = self.precision(arguments[0])
+            return Precision.ROUNDED if precision is Precision.NONE else precision
         if name == "mod" and arguments:
             return self._added(arguments, operators.mod)
-        found = self._all(arguments)
+        precision = self._all(arguments)
         if name == "avg":
-            return Precision.QUOTIENT if found < Precision.DOUBLE else found
+            return Precision.QUOTIENT if precision < Precision.DOUBLE else precision
         if name in ROUNDING and arguments:
             exact = self.precision(arguments[0]) < Precision.DOUBLE
             return Precision.EXACT if exact else Precision.ROUNDED
-        return _as_text(found)
+        return _as_text(precision)
 
 
 def _is_widest_difference(elements: list[Any]) -> bool:

@@ -143,11 +143,13 @@ class Poller:
         """
         waiting = self.waiting
         ends = [c.deadline for c in waiting.values() if c.deadline is not None]
-        left = _MAX_POLL_SECONDS if seconds is None else min(seconds, _MAX_POLL_SECONDS)
+        pause = (
+            _MAX_POLL_SECONDS if seconds is None else min(seconds, _MAX_POLL_SECONDS)
+        )
         if ends:
-            left = min(left, min(ends) - monotonic())
+            pause = min(pause, min(ends) - monotonic())
         # Round up: after a shorter wait the deadline would not be over.
-        for fd, _ in self._poll.poll(int(max(left, 0) * 1000) + 1):
+        for fd, _ in self._poll.poll(int(max(pause, 0) * 1000) + 1):
             call = waiting.get(fd)
             if call is not None:
                 self.resume(call)
@@ -255,13 +257,13 @@ class PolledConnection:
     def complete(self, act: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the driver that reads the response to its end."""
         try:
-            found = act(*args)
+            result = act(*args)
         except self.Error:
             # The server's response, or the connection is lost.
             self.awaits_response = False
             raise
         self.awaits_response = False
-        return found
+        return result
 
     def end_transaction(self, act: Callable[[], None]) -> None:
         """Run the driver's own ``commit()`` or ``rollback()``."""
@@ -317,8 +319,8 @@ class PolledSocket(socket.socket):
         view = memoryview(data)
         sent = self.send(view, flags | _AT_ONCE)
         while sent < len(view):
-            left = None if end is None else max(end - monotonic(), 0)
-            call.wait(self.fileno(), _WRITABLE, left)
+            seconds = None if end is None else max(end - monotonic(), 0)
+            call.wait(self.fileno(), _WRITABLE, seconds)
             sent += self.send(view[sent:], flags | _AT_ONCE)
 
 
@@ -352,8 +354,8 @@ class PolledSSLSocket(ssl.SSLSocket):
         call = polled_call()
         if call is None:
             return plain(*args, **kwargs)
-        found: int = self._polled(call, partial(plain, *args, **kwargs))
-        return found
+        size: int = self._polled(call, partial(plain, *args, **kwargs))
+        return size
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         """Send all data; see ``SSLSocket.sendall``."""

@@ -214,12 +214,12 @@ class _MySQL:
 
     def identity(self) -> str:
         value = self.value
-        found = f"UNHEX(SHA2({self.same(_WHOLE)}, 256))"
+        digest = f"UNHEX(SHA2({self.same(_WHOLE)}, 256))"
         return self.unless_inexact.format(
             f"CASE WHEN LENGTH({value}) > {_LONGEST_GROUPED} "
             f"THEN 0x{TOO_LONG_TO_GROUP.hex()} "
             # A value without weights is not a text.
-            f"ELSE IFNULL({found}, IF({value} IS NULL, NULL, "
+            f"ELSE IFNULL({digest}, IF({value} IS NULL, NULL, "
             f"0x{NO_TEXT.hex()})) END"
         )
 

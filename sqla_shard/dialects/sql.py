@@ -273,12 +273,12 @@ def _blob_active_mysql(element: BlobActive, compiler: Any, **kw: Any) -> str:
             f"THEN CONVERT({column} USING utf8mb4) END"
         )
     if getattr(compiler.dialect, "is_mariadb", False):
-        found = f"JSON_CONTAINS({column}, 'false', '$.active')"
+        condition = f"JSON_CONTAINS({column}, 'false', '$.active')"
     else:
         # JSON_CONTAINS() refuses documents that MySQL cannot parse.
         value = f"JSON_VALUE({column}, '$.active' RETURNING JSON)"
-        found = f"{value} = CAST('false' AS JSON)"
-    return f"(COALESCE({found}, 0) = 0)"
+        condition = f"{value} = CAST('false' AS JSON)"
+    return f"(COALESCE({condition}, 0) = 0)"
 
 
 class IsBinary(ColumnElement[bool]):

@@ -91,22 +91,22 @@ class SQLiteCatalogue(Catalogue):
         self, connection: Connection, schemas: Iterable[str]
     ) -> dict[str, dict[str, str]]:
         """Read the catalogue of the file."""
-        found: dict[str, dict[str, str]] = {}
+        by_table: dict[str, dict[str, str]] = {}
         for schema in schemas:
             tables: dict[str, list[str]] = {}
             for table, _, _, sql in _master(connection, schema):
                 tables.setdefault(table, []).append("".join(_words(sql)))
-            found[schema] = {table: hashed(parts) for table, parts in tables.items()}
-        return found
+            by_table[schema] = {table: hashed(parts) for table, parts in tables.items()}
+        return by_table
 
     def definition(self, connection: Connection, schema: str, table: str) -> str:
         """Return the SQL of the table, its indexes and its triggers."""
         if table == DATABASE:
             return ""
-        found = [row for row in _master(connection, schema) if row[0] == table]
+        rows = [row for row in _master(connection, schema) if row[0] == table]
         # The table before its indexes and triggers.
-        found.sort(key=lambda row: (row[1] not in ("table", "view"), row[2]))
-        return "\n".join(_lines(sql) for _, _, _, sql in found)
+        rows.sort(key=lambda row: (row[1] not in ("table", "view"), row[2]))
+        return "\n".join(_lines(sql) for _, _, _, sql in rows)
 
 
 def _master(connection: Connection, schema: str) -> list[tuple[str, str, str, str]]:
@@ -225,10 +225,10 @@ class SQLiteDDL(DDL):
                 return {}
             condition = where and f" WHERE {where}"
             name = connection.dialect.identifier_preparer.quote_identifier(table)
-            found = connection.exec_driver_sql(
+            result = connection.exec_driver_sql(
                 f"SELECT {', '.join(columns)} FROM {name}{condition}"  # noqa: S608 - names of our own
             )
-            rows = [tuple(row) for row in found]
+            rows = [tuple(row) for row in result]
         return dict.fromkeys(schemas, rows)
 
     def _lock_of(self, connection: Connection) -> tuple[int, int]:

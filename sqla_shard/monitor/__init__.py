@@ -1,12 +1,12 @@
 """Metrics of a cluster, and the load of its virtual shards.
 
-``metrics``        the table of metrics; events and states of a cluster
-``prometheus``     ``/metrics`` of an application
-``fleet_metrics``  the state of the servers, served by ``sqla-shard exporter``
-``cached_reading`` values that are read in the background
-``load``           samples of the statements of a process; hot shards
-``load_stores``    snapshots of several processes
-``dashboard/``     pages that show a fleet
+``metrics``         the table of metrics; events and states of a cluster
+``prometheus``      ``/metrics`` of an application
+``fleet_metrics``   the state of the servers, served by ``sqla-shard exporter``
+``cached_reading``  values that are read in the background
+``load``            samples of the statements of a process; hot shards
+``load_stores``     snapshots of several processes
+``dashboard/``      pages that show a fleet
 """
 
 from __future__ import annotations

@@ -166,10 +166,10 @@ def function_named(name: str) -> Callable[..., Any]:
 
     :raises UnknownOperationError: if it is not registered in this process.
     """
-    found = _functions.get(name)
-    if found is None:
+    function = _functions.get(name)
+    if function is None:
         raise UnknownOperationError(operation=name)
-    return found
+    return function
 
 
 def call_operation(session: Any, name: str, /, *args: Any, **arguments: Any) -> None:
@@ -276,10 +276,10 @@ def _committed(
     cluster: Cluster, operations: Sequence[PendingOperation]
 ) -> tuple[PendingOperation, ...]:
     """Return the operations whose rows exist."""
-    found: set[bytes] = set()
-    for address, its in _by_home(operations):
-        found |= existing_tokens(cluster, address, [one.token for one in its])
-    return tuple(one for one in operations if one.token in found)
+    tokens: set[bytes] = set()
+    for address, own in _by_home(operations):
+        tokens |= existing_tokens(cluster, address, [one.token for one in own])
+    return tuple(one for one in operations if one.token in tokens)
 
 
 def existing_tokens(
@@ -360,8 +360,8 @@ def _write_outcomes(
     cluster: Cluster, operations: Sequence[PendingOperation], failed: Sequence[Failed]
 ) -> None:
     errors = {operation.token: error for operation, error in failed}
-    for address, its in _by_home(operations):
-        retried(cluster, partial(_write_outcome, cluster, address, its, errors))
+    for address, own in _by_home(operations):
+        retried(cluster, partial(_write_outcome, cluster, address, own, errors))
 
 
 def retried(cluster: Cluster, attempt: Callable[[], T]) -> T:
@@ -450,10 +450,12 @@ class _TokenGuard:
         self._is_open = True
 
     def _has_token(self, session: ShardSession) -> bool:
-        found = select(APPLIED.c.token).where(APPLIED.c.token == self._operation.token)
+        statement = select(APPLIED.c.token).where(
+            APPLIED.c.token == self._operation.token
+        )
         place = place_at(session, self._operation.target)
         at = {"place": place}
-        return session.execute(found, bind_arguments=at).first() is not None
+        return session.execute(statement, bind_arguments=at).first() is not None
 
     def _refusal(self, reason: str) -> OperationDefinitionError:
         return OperationDefinitionError(
@@ -475,10 +477,10 @@ def is_applied_in(session: ShardSession) -> bool:
 def _by_home(
     operations: Iterable[PendingOperation],
 ) -> Iterable[tuple[Address, list[PendingOperation]]]:
-    found: dict[Address, list[PendingOperation]] = {}
+    groups: dict[Address, list[PendingOperation]] = {}
     for operation in operations:
-        found.setdefault(operation.home, []).append(operation)
-    return found.items()
+        groups.setdefault(operation.home, []).append(operation)
+    return groups.items()
 
 
 _later = bindparam("later", type_=BigInteger())

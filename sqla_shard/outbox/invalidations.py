@@ -100,7 +100,7 @@ def outbox_size(cluster: Cluster) -> tuple[list[Waiting], list[UnreachableServer
         shards that were not read, or do not have the table: on these a
         transaction is rolled back if its cache node does not respond.
     """
-    found, unreachable = read_all(cluster, WHICH, _SIZE, reports_missing=True)
+    rows, unreachable = read_all(cluster, WHICH, _SIZE, reports_missing=True)
     sizes = [
         Waiting(
             region=row.region,
@@ -109,7 +109,7 @@ def outbox_size(cluster: Cluster) -> tuple[list[Waiting], list[UnreachableServer
             keyspace=keyspace,
             shard_id=row.shard_id,
         )
-        for keyspace, row in found
+        for keyspace, row in rows
     ]
     sizes.sort(key=lambda one: (one.region, one.keyspace, one.shard_id))
     return sizes, unreachable
@@ -170,9 +170,9 @@ class DrainReport:
         }
 
     def __str__(self) -> str:
-        left = sum(one.rows for one in self.left)
+        number = sum(one.rows for one in self.left)
         unknown = sum(one.rows for one in self.unknown)
-        return f"{self.removed} removed, {left} left, {unknown} of unknown regions"
+        return f"{self.removed} removed, {number} left, {unknown} of unknown regions"
 
 
 _log = careful_log(__name__)
@@ -241,7 +241,7 @@ def has_pending(session: ShardSession, place: Place) -> bool:
     """
     try:
         connection = session._open_view(place)
-        found = connection.execute(_ANY).first()
+        row = connection.execute(_ANY).first()
         # Do not leave the ROLLBACK to the pool: a cancelled task would lose
         # the connection.
         connection.rollback()
@@ -255,7 +255,7 @@ def has_pending(session: ShardSession, place: Place) -> bool:
             extra={"action": "cache", "server": place.server},
         )
         return True
-    return found is not None
+    return row is not None
 
 
 # -- repair
@@ -274,9 +274,9 @@ def drain(
     :raises ValueError: if the batch is not an integer, 1 or more.
     """
     check_batch(batch)
-    found, unreachable = read_all(cluster, WHICH, WHICH)
+    rows, unreachable = read_all(cluster, WHICH, WHICH)
     places = cluster.places
-    addresses = {(keyspace, row.shard_id) for keyspace, row in found}
+    addresses = {(keyspace, row.shard_id) for keyspace, row in rows}
     jobs = [
         partial(_drain_server, cluster, stores, batch, on_one)
         for on_one in by_server(
@@ -410,20 +410,20 @@ def _invalidate(stores: Mapping[str, Store], rows: Iterable[Any]) -> set[bytes]:
 
 def _invalidate_keys(store: Store, keys: Iterable[str]) -> set[str]:
     """Invalidate keys; return those that could not be invalidated."""
-    left = set(keys)
+    stale = set(keys)
     failed: set[str] = set()
-    while left:
+    while stale:
         # Use a new token, so that tombstones of other transactions stay.
         token = token_bytes(TOKEN_BYTES)
         try:
             # Put a tombstone first: a transaction that has taken the value, to
             # fill an edited one, must lose its lease.
-            lost = store.block(left, token, store.longest)
-            return failed | lost | store.unblock(left - lost, token)
+            lost = store.block(stale, token, store.longest)
+            return failed | lost | store.unblock(stale - lost, token)
         except exc.CacheKeyError as error:
             # Another program has inserted the key; invalidate the others.
             failed.add(str(error.key))
-            left.discard(str(error.key))
+            stale.discard(str(error.key))
     return failed
 
 

@@ -284,8 +284,8 @@ def operation(
         )
 
     def define(function: Callable[Concatenate[ShardSession, P], Any]) -> Operation[P]:
-        found = Operation(function, name, on, keyspace)
+        operation = Operation(function, name, on, keyspace)
         register(name, function)
-        return found
+        return operation
 
     return define

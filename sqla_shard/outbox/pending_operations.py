@@ -171,9 +171,9 @@ def count_pending(cluster: Cluster) -> list[PendingCount]:
 
 def counts(cluster: Cluster) -> tuple[list[PendingCount], list[UnreachableServer]]:
     """Return the numbers of pending calls, and the unreachable shards."""
-    found, unreachable = read_all(cluster, _WHICH, _COUNTS)
+    rows, unreachable = read_all(cluster, _WHICH, _COUNTS)
     sums: dict[str, PendingCount] = {}
-    for _, row in sorted(found, key=lambda one: str(one[1].operation)):
+    for _, row in sorted(rows, key=lambda one: str(one[1].operation)):
         age = max(row.now - row.made, timedelta(0))
         before = sums.get(row.operation)
         sums[row.operation] = PendingCount(
@@ -196,22 +196,22 @@ def due(cluster: Cluster, now: bool) -> tuple[list[Pending], list[UnreachableSer
     :param now: whether to return all operations, even if they are not due.
     """
     which, statement = (_WHICH, _ALL) if now else (WHICH_DUE, _DUE)
-    found, unreachable = _read(cluster, which, statement)
-    if all(one.is_known for one in found):
-        return found, unreachable
+    operations, unreachable = _read(cluster, which, statement)
+    if all(one.is_known for one in operations):
+        return operations, unreachable
     # Operations that are not defined in this process remain due, and become
     # the oldest: a whole batch of them would hide the other operations.
     these = INTENTS.c.operation.in_(operation_names())
     more, _ = _read(cluster, which, statement.where(these))
-    by_token = {one.token: one for one in [*found, *more]}
+    by_token = {one.token: one for one in [*operations, *more]}
     return list(by_token.values()), unreachable
 
 
 def _read(
     cluster: Cluster, which: Any, statement: Any
 ) -> tuple[list[Pending], list[UnreachableServer]]:
-    found, unreachable = read_all(cluster, which, statement)
-    ordered = sorted(map(_pending, found), key=lambda one: one.created_at)
+    rows, unreachable = read_all(cluster, which, statement)
+    ordered = sorted(map(_pending, rows), key=lambda one: one.created_at)
     return ordered, unreachable
 
 
@@ -226,8 +226,8 @@ def _to_apply(pending: Pending) -> PendingOperation:
     )
 
 
-def _pending(found: tuple[str, Any]) -> Pending:
-    keyspace, row = found
+def _pending(pair: tuple[str, Any]) -> Pending:
+    keyspace, row = pair
     arguments = None
     # A row that cannot be read fails, and holds no other.
     with suppress(ValueError):
@@ -258,14 +258,14 @@ def discard(cluster: Cluster, tokens: Sequence[str]) -> list[Pending]:
     wanted = [bytes.fromhex(token) for token in tokens]
     these = INTENTS.c.token.in_(wanted)
     which = select(INTENTS.c.home_shard).where(these)
-    found = complete(_read(cluster, which, _ALL.where(these).limit(None)))
-    for one in found:
+    operations = complete(_read(cluster, which, _ALL.where(these).limit(None)))
+    for one in operations:
         with transaction(cluster) as session:
             session.execute(
                 delete(INTENTS).where(INTENTS.c.token == bytes.fromhex(one.token)),
                 bind_arguments={"place": place_at(session, one.home)},
             )
-    return found
+    return operations
 
 
 #: The retention time of the tokens of applied operations.
@@ -320,9 +320,9 @@ def repair(
     :raises ValueError: if ``keep`` is not valid.
     """
     check_age("keep", keep)
-    found, unreachable = due(cluster, now)
+    pending, unreachable = due(cluster, now)
     by_home: dict[Address, list[PendingOperation]] = {}
-    for one in found:
+    for one in pending:
         if one.is_known:
             by_home.setdefault(one.home, []).append(_to_apply(one))
     jobs = [
@@ -341,7 +341,7 @@ def repair(
     return RepairReport(
         applied=applied,
         failed=tuple(failed),
-        unknown=tuple(one for one in found if not one.is_known),
+        unknown=tuple(one for one in pending if not one.is_known),
         forgotten=forgotten,
         unreachable=each_once([*unreachable, *others]),
     )
@@ -428,9 +428,9 @@ def since(keep: timedelta) -> dict[str, int]:
 
 def _forget(cluster: Cluster, keep: timedelta) -> tuple[int, list[UnreachableServer]]:
     """Delete old tokens, unless their operations are still pending."""
-    found, unreachable = read_all(cluster, WHICH_OLD, _OLD, since(keep))
+    old, unreachable = read_all(cluster, WHICH_OLD, _OLD, since(keep))
     by_home: dict[tuple[str, Address], list[Any]] = {}
-    for keyspace, row in found:
+    for keyspace, row in old:
         address = row.home_keyspace, row.home_shard
         by_home.setdefault((keyspace, address), []).append(row)
     count = 0

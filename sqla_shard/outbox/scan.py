@@ -63,8 +63,8 @@ def scan(
     ]
     rows: list[T] = []
     unreachable: list[UnreachableServer] = []
-    for found, missed in places.engines.in_parallel(jobs, purpose, PARALLEL):
-        rows += found
+    for answers, missed in places.engines.in_parallel(jobs, purpose, PARALLEL):
+        rows += answers
         unreachable += missed
     return rows, unreachable
 

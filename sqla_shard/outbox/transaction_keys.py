@@ -75,13 +75,13 @@ def encode_key(key: object) -> bytes:
     """
     if not isinstance(key, str) or not key:
         raise ValueError(f"key={key!r} must be a non-empty string")
-    found = key.encode()
-    if len(found) > LONGEST_TOKEN:
+    encoded = key.encode()
+    if len(encoded) > LONGEST_TOKEN:
         raise ValueError(
-            f"key={key[:40]!r}... has {len(found)} bytes; at most "
+            f"key={key[:40]!r}... has {len(encoded)} bytes; at most "
             f"{LONGEST_TOKEN} can be stored. Use a digest of it"
         )
-    return found
+    return encoded
 
 
 class TransactionPart(NamedTuple):
@@ -224,10 +224,10 @@ class Token:
         if self._address is None:
             return False
         keyspace, shard_id = self._address
-        found = select(TOKENS.c.token).where(TOKENS.c.token == self._mark)
+        statement = select(TOKENS.c.token).where(TOKENS.c.token == self._mark)
         connection = session.connection({"keyspace": keyspace, "shard_id": shard_id})
         # A standby, or a primary that has become one, refuses to lock.
-        locked = found.with_for_update(nowait=True)
+        locked = statement.with_for_update(nowait=True)
         return connection.execute(locked).first() is not None
 
 
@@ -279,11 +279,11 @@ def _forget_on(place: Place, older_than: timedelta, batch: int) -> int:
             .order_by(TOKENS.c.created_at, TOKENS.c.token)
             .limit(batch)
         )
-        while found := connection.scalars(old).all():
+        while tokens := connection.scalars(old).all():
             # Commit each batch, so that no other transaction waits for long.
-            connection.execute(delete(TOKENS).where(TOKENS.c.token.in_(found)))
+            connection.execute(delete(TOKENS).where(TOKENS.c.token.in_(tokens)))
             connection.commit()
-            count += sum(token < _LATER_PART for token in found)
+            count += sum(token < _LATER_PART for token in tokens)
     return count
 
 
@@ -344,7 +344,7 @@ def key_on_all(
     """
     statement = select(_MADE).where(TOKENS.c.token == encode_key(key))
     rows, unreachable = scan(cluster, partial(_read, statement))
-    found = [
+    committed = [
         CommittedKey(
             key=key,
             keyspace=place.keyspace,
@@ -354,8 +354,8 @@ def key_on_all(
         )
         for place, row in rows
     ]
-    found.sort(key=lambda one: (one.keyspace, one.shard_id))
-    return found, unreachable
+    committed.sort(key=lambda one: (one.keyspace, one.shard_id))
+    return committed, unreachable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,18 +413,18 @@ def halves_on_all(
         return [], unreachable
     for place, row in rows:
         part = TransactionPart.decode(row.token)
-        its = attempts.setdefault(part.attempt, {})
-        its[part.number] = part, place, row
-    found = []
-    for its in attempts.values():
+        parts = attempts.setdefault(part.attempt, {})
+        parts[part.number] = part, place, row
+    halves = []
+    for parts in attempts.values():
         # If the first part is missing, the key was deleted; the other parts
         # will be.
-        if 0 not in its:
+        if 0 not in parts:
             continue
-        part, _, row = its[0]
-        if len(its) < part.total and row.now - row.made >= older_than:
-            found.append(_half(part, its, row.made))
-    return sorted(found, key=lambda one: (one.committed_at, one.key)), []
+        part, _, row = parts[0]
+        if len(parts) < part.total and row.now - row.made >= older_than:
+            halves.append(_half(part, parts, row.made))
+    return sorted(halves, key=lambda one: (one.committed_at, one.key)), []
 
 
 def _half(

@@ -405,8 +405,8 @@ def refusals(old: Topology, new: Topology) -> tuple[Problem, ...]:
     :param old: the topology in use.
     :param new: the topology that replaces it.
     """
-    found = diff(old, new)
-    return (*_of_keyspaces(found), *_of_pairs(old, new))
+    changes = diff(old, new)
+    return (*_of_keyspaces(changes), *_of_pairs(old, new))
 
 
 def check_newer(old: Topology, new: Topology, *, source: str) -> None:
@@ -481,31 +481,31 @@ def leaps(old: Topology, new: Topology) -> Iterator[Problem]:
         )
 
 
-def _of_keyspaces(found: TopologyDiff) -> Iterator[Problem]:
-    for name in found.removed_keyspaces:
+def _of_keyspaces(changes: TopologyDiff) -> Iterator[Problem]:
+    for name in changes.removed_keyspaces:
         yield Problem(
             f"keyspaces.{name}", "is missing, and with it all of its shards; keep it"
         )
-    for kind in found.kinds:
+    for kind in changes.kinds:
         yield Problem(
             f"keyspaces.{kind.keyspace}.kind",
             f"{kind.old!r} -> {kind.new!r} would route every key to "
             "another shard; keep it, and add a keyspace with another name",
         )
-    for layout in found.layouts:
+    for layout in changes.layouts:
         yield Problem(
             f"keyspaces.{layout.keyspace}.id_layout",
             f"{layout.old} -> {layout.new} would read each existing id as that of "
             "another object; keep it, and add a keyspace with another name",
         )
-    for database in found.databases:
+    for database in changes.databases:
         yield Problem(
             f"keyspaces.{database.keyspace}.database",
             f"{database.old!r} -> {database.new!r} names databases that do "
             f"not exist; keep {database.old!r}",
         )
-    kinds = {kind.keyspace for kind in found.kinds}
-    for count in (*found.closed, *found.opened):
+    kinds = {kind.keyspace for kind in changes.kinds}
+    for count in (*changes.closed, *changes.opened):
         if count.keyspace in kinds:
             continue
         place = f"keyspaces.{count.keyspace}.shards"

@@ -33,7 +33,7 @@ def numbers(document: object) -> dict[tuple[str, str], int]:
     :param document: parsed JSON; invalid parts are skipped, since the
         generations of the other servers are needed nevertheless.
     """
-    found: dict[tuple[str, str], int] = {}
+    generations: dict[tuple[str, str], int] = {}
     keyspaces = _table(_table(document).get("keyspaces"))
     for keyspace, content in keyspaces.items():
         servers = _table(content).get("servers")
@@ -45,8 +45,8 @@ def numbers(document: object) -> dict[tuple[str, str], int]:
                     # Invalid: no process has used this generation.
                     continue
                 key = str(keyspace), name
-                found[key] = max(number, found.get(key, number))
-    return found
+                generations[key] = max(number, generations.get(key, number))
+    return generations
 
 
 def inherited(old: Topology, new: Topology) -> Topology:

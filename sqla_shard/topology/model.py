@@ -272,13 +272,13 @@ def _collisions(
                 tenant.ranges.extend(ranges)
     # For each keyspace: the first keyspace with a common name, and the
     # address.
-    found: dict[str, tuple[str, str, Address]] = {}
+    holders: dict[str, tuple[str, str, Address]] = {}
     for address, held in tenants.items():
         for later, earlier, name in collisions(held.values()):
-            found.setdefault(later.keyspace, (earlier.keyspace, name, address))
+            holders.setdefault(later.keyspace, (earlier.keyspace, name, address))
     for draft in drafts:
-        if draft.name in found:
-            other, name, address = found[draft.name]
+        if draft.name in holders:
+            other, name, address = holders[draft.name]
             yield Problem(
                 f"{draft.place}.database",
                 f"{draft.database!r} names {name!r} on {address}, and so does keyspace "
@@ -504,14 +504,14 @@ class Topology:
         :param kind: see :data:`~sqla_shard.topology.Kind`.
         :raises UnknownKeyspaceError: if there is not exactly one.
         """
-        found = [one for one in self.keyspaces.values() if one.kind == kind]
-        if len(found) == 1:
-            return found[0]
-        known = tuple(one.name for one in found or self.keyspaces.values())
+        keyspaces = [one for one in self.keyspaces.values() if one.kind == kind]
+        if len(keyspaces) == 1:
+            return keyspaces[0]
+        known = tuple(one.name for one in keyspaces or self.keyspaces.values())
         names = ", ".join(map(repr, known))
-        if found:
+        if keyspaces:
             message = (
-                f"the topology has {len(found)} keyspaces of kind {kind!r} "
+                f"the topology has {len(keyspaces)} keyspaces of kind {kind!r} "
                 f"({names}), so the keyspace is ambiguous; name it "
                 f'with the class keyword keyspace="{known[0]}"'
             )
@@ -628,12 +628,12 @@ class Location:
 
     def as_dict(self) -> dict[str, str | int | None]:
         """Return JSON values: the id is a string, passwords are masked."""
-        found: dict[str, str | int | None] = {}
+        values: dict[str, str | int | None] = {}
         if self.object_id is not None:
-            found["id"] = str(int(self.object_id))
+            values["id"] = str(int(self.object_id))
         server = self.server.redacted()
         return {
-            **found,
+            **values,
             "keyspace": self.keyspace.name,
             "shard": self.shard_id,
             "server": server.name,
@@ -759,9 +759,9 @@ def server_names(topology: Topology) -> dict[tuple[str, str], str]:
             addresses[keyspace.name, server.name] = address
             firsts.setdefault(address, (keyspace.name, server.name))
             of_name.setdefault(server.name, set()).add(address)
-    found = {}
+    names = {}
     for key, address in addresses.items():
         space, name = firsts[address]
         is_unique = len(of_name[name]) == 1
-        found[key] = name if is_unique else f"{space}/{name}"
-    return found
+        names[key] = name if is_unique else f"{space}/{name}"
+    return names

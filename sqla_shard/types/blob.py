@@ -90,10 +90,10 @@ class Blob(TrackedDict, Mutable):
     @property
     def decoded(self) -> dict[str, Any]:
         """Decoded values that fields have returned, by field name."""
-        found: dict[str, Any] | None = self.__dict__.get("_decoded")
-        if found is None:
-            found = self.__dict__["_decoded"] = {}
-        return found
+        values: dict[str, Any] | None = self.__dict__.get("_decoded")
+        if values is None:
+            values = self.__dict__["_decoded"] = {}
+        return values
 
     @property
     def has_decoded(self) -> bool:

@@ -112,20 +112,20 @@ class LookupKey(_Whole, TypeDecorator[str]):
         if not isinstance(key, str):
             raise InvalidKeyError(key=key, reason="it must be a str")
         try:
-            found = key.encode()
+            encoded = key.encode()
         except UnicodeEncodeError as error:
             raise InvalidKeyError(
                 key=key,
                 reason="it has a lone surrogate, which UTF-8 cannot encode; "
                 "decode the original bytes as UTF-8",
             ) from error
-        if len(found) > cls.MOST_BYTES:
+        if len(encoded) > cls.MOST_BYTES:
             raise InvalidKeyError(
                 key=key,
-                reason=f"it has {len(found)} bytes in UTF-8; the maximum is "
+                reason=f"it has {len(encoded)} bytes in UTF-8; the maximum is "
                 f"{cls.MOST_BYTES}. Use a digest of it as the key",
             )
-        return found
+        return encoded
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         """Decode a key."""

@@ -175,11 +175,11 @@ class Dictionaries:
         :raises ValueError: if it is not a dictionary, or another one has the
             same id.
         """
-        made = Dictionary(content)
-        found = self._known.setdefault(made.id, made)
-        if found.content != content:
-            raise ValueError(f"another dictionary has the id {made.id:06x}")
-        return found
+        dictionary = Dictionary(content)
+        known = self._known.setdefault(dictionary.id, dictionary)
+        if known.content != content:
+            raise ValueError(f"another dictionary has the id {dictionary.id:06x}")
+        return known
 
     def known(self, dictionary_id: int) -> Dictionary | None:
         """Return a dictionary of this process; None if it is not loaded."""
@@ -190,12 +190,12 @@ class Dictionaries:
 
         :raises DictionaryNotFoundError: if no database has it.
         """
-        found = self._known.get(dictionary_id)
-        if found is not None:
-            return found
+        dictionary = self._known.get(dictionary_id)
+        if dictionary is not None:
+            return dictionary
         with self._lock:
-            found = self._known.get(dictionary_id)
-            return found or self._load(dictionary_id)
+            dictionary = self._known.get(dictionary_id)
+            return dictionary or self._load(dictionary_id)
 
     def _load(self, dictionary_id: int) -> Dictionary:
         since, unreachable = self._missing.get(dictionary_id, (None, ()))

@@ -101,9 +101,9 @@ class Vector(UserDefinedType[tuple[float, ...]]):
         if not isinstance(value, bytes | bytearray | Mapping | Set):
             try:
                 numbers = tuple(value)
-                found = struct.pack(f"<{self.dimensions}f", *numbers)
+                encoded = struct.pack(f"<{self.dimensions}f", *numbers)
                 if all(map(math.isfinite, numbers)):
-                    return found
+                    return encoded
             except (struct.error, OverflowError, TypeError):
                 pass
         raise self._refusal(value)
@@ -135,11 +135,11 @@ class Vector(UserDefinedType[tuple[float, ...]]):
             # hex() of NULL is an empty text on SQLite.
             if not value:
                 return None
-            found = _decoded(bytes.fromhex(value))
-            if len(found) == self.dimensions:
-                return found
+            numbers = _decoded(bytes.fromhex(value))
+            if len(numbers) == self.dimensions:
+                return numbers
             raise self._refusal(
-                found, ", and is stored: give Vector() the dimensions of the column"
+                numbers, ", and is stored: give Vector() the dimensions of the column"
             )
 
         return decoded
@@ -183,8 +183,8 @@ def _of_mysql(element: _Distance, compiler: Any, **kw: Any) -> str:
             "or later; or read the vectors of one owner, and compare in Python",
             construct=f"{element.name}()",
         )
-    found: str = compiler.visit_function(element, **kw)
-    return found
+    text: str = compiler.visit_function(element, **kw)
+    return text
 
 
 def _decoded(data: bytes) -> tuple[float, ...]:

@@ -107,15 +107,15 @@ class DogpileMemoryStore(MemoryStore):
         item = super()._item(key)
         if item is None or item.value is None:
             return item
-        found = self._backend.get(NAMES + key)
+        stored = self._backend.get(NAMES + key)
         if (
-            found is NO_VALUE
-            or not isinstance(found, CachedValue)
-            or found.metadata.get(_NUMBER) != item.number
+            stored is NO_VALUE
+            or not isinstance(stored, CachedValue)
+            or stored.metadata.get(_NUMBER) != item.number
         ):
             self._drop(key)
             return None
-        return replace(item, value=found.payload)
+        return replace(item, value=stored.payload)
 
     def _keep(self, key: str, item: MemoryItem, value: bytes) -> None:
         item.value = _ELSEWHERE
@@ -187,10 +187,10 @@ class NodeMutex:
         token = self._pop_token()
         if token is None:
             return
-        found = self._store.items([self._key]).get(self._key)
-        if found is not None and found.data == token:
+        item = self._store.items([self._key]).get(self._key)
+        if item is not None and item.data == token:
             # Delete only this item: another holder may have the lock by now.
-            command = delete_command(self._key, found.cas)
+            command = delete_command(self._key, item.cas)
             self._store.command({self._key: command})
 
     def _pop_token(self) -> bytes | None:
@@ -281,8 +281,8 @@ class MemcachedBackend(BytesBackend):
     ) -> Sequence[SerializedReturnType]:
         """Return the values of keys, in order."""
         names = [_name("v", key) for key in keys]
-        found = self.store.items(names)
-        return [_value(found.get(name)) for name in names]
+        items = self.store.items(names)
+        return [_value(items.get(name)) for name in names]
 
     def set_serialized(self, key: str, value: bytes) -> None:
         """Store a value."""

@@ -121,9 +121,9 @@ def with_token(data: bytes, token: bytes, expire: int) -> bytes:
 
 def without_token(data: bytes, token: bytes) -> bytes:
     """Return a tombstone without a token; empty if no token remains."""
-    left = _tokens(data)
-    left.pop(token, None)
-    return _pack(left)
+    tokens = _tokens(data)
+    tokens.pop(token, None)
+    return _pack(tokens)
 
 
 # -- items
@@ -142,15 +142,15 @@ class Lease(NamedTuple):
 
 def _heads(client: MemcachedClient, keys: Sequence[str]) -> dict[str, NodeItem]:
     """Return the items of keys, without their data."""
-    found: dict[str, NodeItem] = {}
+    heads: dict[str, NodeItem] = {}
     lines = client.lines(b"mg %s k f c\r\n" % key.encode() for key in keys)
     for key, line in zip(keys, lines, strict=True):
         flags = flags_of(line)
         if line.startswith(b"HD"):
             if flags[b"k"] != key.encode():
                 raise malformed_error(line)
-            found[key] = NodeItem(flags[b"f"], b"", flags[b"c"])
-    return found
+            heads[key] = NodeItem(flags[b"f"], b"", flags[b"c"])
+    return heads
 
 
 def _block(
@@ -161,14 +161,14 @@ def _block(
     :returns: the keys for which this failed.
     """
     failed: set[str] = set()
-    left = keys
+    unblocked = keys
     for _ in range(_TRIES):
-        found = _heads(client, left)
-        marked = [key for key in found if found[key].kind == TOMBSTONE]
+        heads = _heads(client, unblocked)
+        marked = [key for key in heads if heads[key].kind == TOMBSTONE]
         whole = client.items(marked)
         commands: dict[str, bytes] = {}
-        for key in left:
-            item = whole.get(key) or found.get(key) or _NOTHING
+        for key in unblocked:
+            item = whole.get(key) or heads.get(key) or _NOTHING
             new = with_token(item.data, token, expire)
             if item.cas == _NO_NUMBER:
                 failed.add(key)
@@ -177,10 +177,10 @@ def _block(
                 commands[key] = store_command(
                     word, key, TOMBSTONE, new, expire, item.cas
                 )
-        left = _send_changes(client, commands, failed)
-        if not left:
+        unblocked = _send_changes(client, commands, failed)
+        if not unblocked:
             break
-    return failed | set(left)
+    return failed | set(unblocked)
 
 
 def _unblock(client: MemcachedClient, keys: list[str], token: bytes) -> set[str]:
@@ -189,11 +189,11 @@ def _unblock(client: MemcachedClient, keys: list[str], token: bytes) -> set[str]
     :returns: the keys for which this failed.
     """
     failed: set[str] = set()
-    left = keys
+    blocked = keys
     for _ in range(_TRIES):
         commands: dict[str, bytes] = {}
         shared: dict[str, tuple[bytes, bytes]] = {}
-        for key, item in client.items(left).items():
+        for key, item in client.items(blocked).items():
             new = b""
             if item.kind == TOMBSTONE:
                 new = without_token(item.data, token)
@@ -204,10 +204,10 @@ def _unblock(client: MemcachedClient, keys: list[str], token: bytes) -> set[str]
             elif new != item.data:
                 shared[key] = new, item.cas
         again = _shorten(client, shared, commands)
-        left = again + _send_changes(client, commands, failed)
-        if not left:
+        blocked = again + _send_changes(client, commands, failed)
+        if not blocked:
             break
-    return failed | set(left)
+    return failed | set(blocked)
 
 
 def _shorten(
@@ -408,18 +408,18 @@ class MemcachedStore:
         check_lease(lease)
         parts = self._parts(check_keys(keys))
         # Send the commands to all nodes before a response is read.
-        clients = {node: node.begin(its) for node, its in parts.items()}
+        clients = {node: node.begin(node_keys) for node, node_keys in parts.items()}
         found: dict[str, Found] = {}
         try:
-            for node, its in parts.items():
-                found.update(_read(node, clients.pop(node), its))
+            for node, node_keys in parts.items():
+                found.update(_read(node, clients.pop(node), node_keys))
         finally:
             # After an interrupt the responses of the other nodes are not read.
             for node, client in clients.items():
                 if client is not None:
                     node.drop(client)
-        for node, its in parts.items():
-            absent = [key for key in its if key not in found]
+        for node, node_keys in parts.items():
+            absent = [key for key in node_keys if key not in found]
             if absent and lease and not node.is_young:
                 leased = node.run(_lease, node, absent, lease)
                 found.update(leased or dict.fromkeys(absent, _LOST))
@@ -431,8 +431,8 @@ class MemcachedStore:
         """Replace leases by values; see :class:`.Store`."""
         check_seconds("expire", expire)
         done: set[str] = set()
-        for node, its in self._parts(check_keys(values)).items():
-            part = {key: values[key] for key in its}
+        for node, node_keys in self._parts(check_keys(values)).items():
+            part = {key: values[key] for key in node_keys}
             done |= node.run(_fill, part, expire, self._largest) or set()
         return done
 
@@ -449,8 +449,8 @@ class MemcachedStore:
         check_tombstone(token, expire, self.longest)
         tombstone = with_token(b"", token, expire)
         taken: dict[str, tuple[Lease, bytes]] = {}
-        for node, its in self._parts(check_keys(keys)).items():
-            taken.update(node.run(_take, its, tombstone, expire) or {})
+        for node, node_keys in self._parts(check_keys(keys)).items():
+            taken.update(node.run(_take, node_keys, tombstone, expire) or {})
         return taken
 
     def unblock(self, keys: Collection[str], token: bytes) -> set[str]:
@@ -461,19 +461,19 @@ class MemcachedStore:
         self, keys: Collection[str], change: Callable[..., set[str]], *arguments: Any
     ) -> set[str]:
         failed: set[str] = set()
-        for node, its in self._parts(check_keys(keys)).items():
-            on_node = node.run(change, its, *arguments)
-            failed |= set(its) if on_node is None else on_node
+        for node, node_keys in self._parts(check_keys(keys)).items():
+            on_node = node.run(change, node_keys, *arguments)
+            failed |= set(node_keys) if on_node is None else on_node
         return failed
 
     # -- other items on the same nodes
 
     def items(self, keys: Iterable[str]) -> dict[str, NodeItem]:
         """Return items of any kind, without those of failed nodes."""
-        found: dict[str, NodeItem] = {}
-        for node, its in self._parts(check_keys(keys)).items():
-            found.update(node.run(MemcachedClient.items, its) or {})
-        return found
+        items: dict[str, NodeItem] = {}
+        for node, node_keys in self._parts(check_keys(keys)).items():
+            items.update(node.run(MemcachedClient.items, node_keys) or {})
+        return items
 
     def command(self, commands: Mapping[str, bytes]) -> dict[str, bytes]:
         """Send a command to the node of each key.
@@ -482,10 +482,10 @@ class MemcachedStore:
         :returns: the responses by key, without those of failed nodes.
         """
         found: dict[str, bytes] = {}
-        for node, its in self._parts(check_keys(commands)).items():
-            sent = [commands[key] for key in its]
+        for node, node_keys in self._parts(check_keys(commands)).items():
+            sent = [commands[key] for key in node_keys]
             responses = node.run(MemcachedClient.lines, sent) or ()
-            found.update(zip(its, responses, strict=False))
+            found.update(zip(node_keys, responses, strict=False))
         return found
 
     # -- inside
@@ -499,11 +499,11 @@ class MemcachedStore:
         parts: dict[MemcachedNode, list[str]] = {}
         for key in keys:
             node = slots[crc32(key.encode()) % len(slots)]
-            its = parts.get(node)
-            if its is None:
+            node_keys = parts.get(node)
+            if node_keys is None:
                 parts[node] = [key]
             else:
-                its.append(key)
+                node_keys.append(key)
         return parts
 
 
@@ -593,10 +593,10 @@ _STATS = {
 
 
 def _node_stats(node: MemcachedNode) -> NodeStats:
-    found = node.run(MemcachedClient.statistics)
-    if found is None:
+    statistics = node.run(MemcachedClient.statistics)
+    if statistics is None:
         return NodeStats(node=node.name, answers=False)
-    numbers = {ours: _number(found.get(its)) for ours, its in _STATS.items()}
+    numbers = {ours: _number(statistics.get(theirs)) for ours, theirs in _STATS.items()}
     return NodeStats(node=node.name, answers=True, **numbers)
 
 

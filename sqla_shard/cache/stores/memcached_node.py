@@ -120,15 +120,15 @@ class Stream:
     def connect(self, address: tuple[str, int] | str) -> None:
         """Connect to a host and port, or to the path of a Unix socket."""
         if isinstance(address, tuple):
-            made = socket.create_connection(address, self._timeout)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = socket.create_connection(address, self._timeout)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         else:
-            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            made.settimeout(self._timeout)
-            self._socket = made
-            made.connect(address)
-        self._socket = made
-        self._poll.register(made, select.POLLIN)
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.settimeout(self._timeout)
+            self._socket = connection
+            connection.connect(address)
+        self._socket = connection
+        self._poll.register(connection, select.POLLIN)
         in_children(self)
 
     def close(self) -> None:
@@ -204,10 +204,10 @@ class Stream:
         parts = [self._data[self._at :]]
         length = len(parts[0])
         while length < least or len(parts) == 1:
-            left = self._deadline - monotonic()
-            if left <= 0:
+            seconds = self._deadline - monotonic()
+            if seconds <= 0:
                 raise TimeoutError("timed out")
-            self._socket.settimeout(left)
+            self._socket.settimeout(seconds)
             # Limit it to _BYTES: a malformed length may exceed the memory.
             want = min(max(_RECEIVED, least - length), _BYTES)
             got = self._socket.recv(want)
@@ -268,14 +268,14 @@ class MemcachedClient(_Client):  # type: ignore[misc]  # of any type
         # arrived in time.
         self.sock.extend(0.2)
         line, value, names = self.sock.line, self.sock.value, set(keys)
-        found = {}
+        values = {}
         while (head := line()) != b"END":
             word, name, kind, size = head.split(b" ")
             key = name.decode("ascii")
             if word != b"VALUE" or key not in names:
                 raise malformed_error(head)
-            found[key] = kind, value(int(size))
-        return self._whole(found)
+            values[key] = kind, value(int(size))
+        return self._whole(values)
 
     def lines(self, commands: Iterable[bytes]) -> list[bytes]:
         """Send commands in batches; return the line with which each responds.
@@ -294,8 +294,8 @@ class MemcachedClient(_Client):  # type: ignore[misc]  # of any type
 
     def statistics(self) -> dict[bytes, Any]:
         """Return the statistics of the node, by name."""
-        found: dict[bytes, Any] = self.stats()
-        return self._whole(found)
+        statistics: dict[bytes, Any] = self.stats()
+        return self._whole(statistics)
 
     def _whole(self, response: T) -> T:
         self.sock.check_end()

@@ -438,9 +438,9 @@ def _connect(
 
     class Pool(pool_class(redis)):  # type: ignore[misc]  # made when it is needed
         def make_connection(self) -> Any:
-            made = super().make_connection()
-            opened.add(made)
-            return made
+            connection = super().make_connection()
+            opened.add(connection)
+            return connection
 
     ours = Pool(
         connection_class=pool.connection_class,
@@ -497,9 +497,9 @@ def pool_class(redis: Any) -> Any:
         def get_connection(self, *args: Any, **kwargs: Any) -> Any:
             # A script is loaded while its NoScriptError is handled.
             before = sys.exc_info()[1]
-            made: Any = super().get_connection(*args, **kwargs)
-            made.sqla_shard_before = before
-            return made
+            connection: Any = super().get_connection(*args, **kwargs)
+            connection.sqla_shard_before = before
+            return connection
 
         def release(self, connection: Any) -> None:
             error = sys.exc_info()[1]

@@ -329,11 +329,11 @@ class MySQL(Backend):
         self, connection: Connection, schemas: Iterable[str]
     ) -> dict[str, set[str]]:
         """Read information_schema, once for all databases."""
-        found: dict[str, set[str]] = {name: set() for name in schemas}
-        rows = connection.execute(_TABLES, {"schemas": list(found)})
+        tables: dict[str, set[str]] = {name: set() for name in schemas}
+        rows = connection.execute(_TABLES, {"schemas": list(tables)})
         for schema, table in rows:
-            found[schema].add(table)
-        return found
+            tables[schema].add(table)
+        return tables
 
     def triggers(self, connection: Connection, table: str) -> list[str]:
         """Read information_schema; those the account may not see miss."""
@@ -342,7 +342,7 @@ class MySQL(Backend):
     def character_sets(self, connection: Connection, table: str) -> dict[str, str]:
         """Read information_schema."""
         rows = connection.execute(_CHARACTER_SETS, {"table": table})
-        return {str(name): str(its) for name, its in rows}
+        return {str(name): str(character_set) for name, character_set in rows}
 
     def generated(self, connection: Connection, table: str) -> list[str]:
         """Read information_schema."""
@@ -537,11 +537,11 @@ class LoggingIn:
             return self._opening(dialect, record, cargs, given)
         except BaseException as error:
             _drop_frames(error)
-            found = _PACKAGE.search(str(error))
-            if not isinstance(error, RuntimeError) or found is None:
+            package = _PACKAGE.search(str(error))
+            if not isinstance(error, RuntimeError) or package is None:
                 raise error.with_traceback(None) from error.__cause__
             raise dialect.loaded_dbapi.OperationalError(
-                _PLUGIN_ERROR, f"{where}: {_REMEDIES[found[1]]}"
+                _PLUGIN_ERROR, f"{where}: {_REMEDIES[package[1]]}"
             ) from error
         finally:
             given.clear()
@@ -550,8 +550,8 @@ class LoggingIn:
         try:
             if dialect.is_async:
                 # The function may block, and so may its lock.
-                found: Secret = await_only(asyncio.to_thread(source.ask, used))
-                return found
+                secret: Secret = await_only(asyncio.to_thread(source.ask, used))
+                return secret
             return source.ask(used)
         except PasswordError as error:
             raise dialect.loaded_dbapi.OperationalError(

@@ -54,11 +54,11 @@ def open_connection(dialect: Any, record: Any, cargs: Any, cparams: Any) -> Any:
     module = import_module(f"{dbapi.asyncmy.__name__}.connection")
     # Not of dbapi, which SQLAlchemy makes for each engine.
     errors = dbapi.asyncmy.errors
-    made = _class_of(module.Connection, errors, tries_tls=not disabled)
+    connection_class = _class_of(module.Connection, errors, tries_tls=not disabled)
 
     async def connect(*args: Any, **kwargs: Any) -> Any:
         limit = kwargs["connect_timeout"]
-        connection = made(*args, **kwargs)
+        connection = connection_class(*args, **kwargs)
         try:
             await asyncio.wait_for(connection.connect(), limit)
         except TimeoutError as error:

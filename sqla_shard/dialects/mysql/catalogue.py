@@ -274,8 +274,8 @@ class MySQLCatalogue(Catalogue):
     def databases(self, engine: Engine) -> set[str]:
         """Return the databases that are visible to the user."""
         with engine.connect() as connection:
-            found = set(connection.scalars(_SCHEMATA))
-            return _Folded(found) if _folds(connection) else found
+            schemas = set(connection.scalars(_SCHEMATA))
+            return _Folded(schemas) if _folds(connection) else schemas
 
     def having(
         self, engine: Engine, error: BaseException | None
@@ -284,11 +284,11 @@ class MySQLCatalogue(Catalogue):
         number, message, *_ = (*(error.args if error else ()), None, None)
         if number == _NO_SUCH_DATABASE:
             return self.databases(engine)
-        found = _MISSING_TABLE.search(str(message))
-        if number != _NO_SUCH_TABLE or found is None:
+        match = _MISSING_TABLE.search(str(message))
+        if number != _NO_SUCH_TABLE or match is None:
             return None
         with engine.connect() as connection:
-            names = set(connection.scalars(_WITH_TABLE, {"name": found[1]}))
+            names = set(connection.scalars(_WITH_TABLE, {"name": match[1]}))
             return _Folded(names) if _folds(connection) else names
 
     def kind(self, connection: Connection) -> str:
@@ -322,8 +322,8 @@ class MySQLCatalogue(Catalogue):
         if not _is_mariadb(connection):
             created = without_implied(created)
         lines = list(_normalized_lines(created.replace(f"{database}.", "")))
-        found = _rows(connection, f"SHOW TRIGGERS FROM {database}")
-        for trigger in sorted(row for row in found if row[2] == table):
+        rows = _rows(connection, f"SHOW TRIGGERS FROM {database}")
+        for trigger in sorted(row for row in rows if row[2] == table):
             name, event, _, body, timing = trigger[:5]
             body = str(body).replace(f"{database}.", "")
             lines.append(f"TRIGGER {quote(name)} {timing} {event}\n{body}")
@@ -423,13 +423,13 @@ class _ServerCatalogue:
             first.setdefault(whole, schema)
         self._by_table = True
         singly = len(first) <= _SINGLY
-        found: dict[str, dict[str, str]] = {}
+        by_table: dict[str, dict[str, str]] = {}
         for schemas in _chunks(list(first.values()), 1 if singly else None):
-            found.update(self._read_all(schemas))
+            by_table.update(self._read_all(schemas))
         return {
-            self._asked[schema]: found[first[whole]]
+            self._asked[schema]: by_table[first[whole]]
             for schema, whole in wholes.items()
-            if first[whole] in found  # not dropped since
+            if first[whole] in by_table  # not dropped since
         }
 
     def _read_all(self, schemas: list[str]) -> dict[str, dict[str, str]]:

@@ -162,14 +162,14 @@ def index_of(statement: str) -> Index | None:
 
     :returns: None for a statement that :func:`creation_of` does not join.
     """
-    found = _INDEX.fullmatch(statement)
-    if found is None:
+    match = _INDEX.fullmatch(statement)
+    if match is None:
         return None
     return Index(
-        table=found["table"],
-        name=_plain(found["name"]).lower(),
-        columns=tuple(name.lower() for name in _names(found["columns"])),
-        is_unique=found["unique"] is not None,
+        table=match["table"],
+        name=_plain(match["name"]).lower(),
+        columns=tuple(name.lower() for name in _names(match["columns"])),
+        is_unique=match["unique"] is not None,
     )
 
 
@@ -214,9 +214,9 @@ def _definitions(text: str, start: int) -> tuple[list[str], int]:
     """
     parts = []
     position = start
-    while found := _PART.match(text, position):
-        parts.append(found[1].strip())
-        position = found.end()
+    while match := _PART.match(text, position):
+        parts.append(match[1].strip())
+        position = match.end()
         if text[position : position + 1] == ")":
             return parts, position
         if text[position : position + 1] != ",":
@@ -497,7 +497,7 @@ class MySQLDDL(DDL):
         where: str = "",
     ) -> dict[str, list[tuple[Any, ...]]]:
         """Read 256 databases with each UNION ALL."""
-        found: dict[str, list[tuple[Any, ...]]] = {}
+        parts: dict[str, list[tuple[Any, ...]]] = {}
         with engine.connect() as connection:
             have = set(connection.scalars(_HAVING, {"name": table}))
             if connection.scalar(_FOLDS):
@@ -506,14 +506,14 @@ class MySQLDDL(DDL):
             there = [schema for schema in schemas if schema in have]
             for first in range(0, len(there), _CHUNK):
                 chunk = there[first : first + _CHUNK]
-                found.update((schema, []) for schema in chunk)
+                parts.update((schema, []) for schema in chunk)
                 sql = " UNION ALL ".join(
                     _select(connection, schema, table, columns, where)
                     for schema in chunk
                 )
                 for schema, *row in connection.exec_driver_sql(sql):
-                    found[schema].append(tuple(row))
-        return found
+                    parts[schema].append(tuple(row))
+        return parts
 
 
 def _definition(connection: Connection, table: str) -> str | None:
@@ -531,14 +531,14 @@ def _has_index(connection: Connection, statement: str) -> bool:
     if index is None:
         return False
     rows = connection.exec_driver_sql(f"SHOW INDEX FROM {index.table}")
-    found = [row for row in rows.mappings() if row["Key_name"].lower() == index.name]
-    found.sort(key=lambda row: row["Seq_in_index"])
-    columns = tuple(row["Column_name"].lower() for row in found)
+    parts = [row for row in rows.mappings() if row["Key_name"].lower() == index.name]
+    parts.sort(key=lambda row: row["Seq_in_index"])
+    columns = tuple(row["Column_name"].lower() for row in parts)
     return columns == index.columns and all(
         bool(row["Non_unique"]) is not index.is_unique
         and (row["Index_type"], row["Collation"]) == ("BTREE", "A")
         and row["Sub_part"] is None
-        for row in found
+        for row in parts
     )
 
 

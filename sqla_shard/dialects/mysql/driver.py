@@ -149,13 +149,13 @@ def with_limits(
         reading.
     """
     limits: Mapping[str, Any] = LIMITS.get(driver, {})
-    found = {n: value for n, value in limits.items() if n not in url.query}
-    found.update(arguments)
+    options = {n: value for n, value in limits.items() if n not in url.query}
+    options.update(arguments)
     if timeout == math.inf:
-        found.update((n, None) for n in _ENDING if n in {**limits, **found})
+        options.update((n, None) for n in _ENDING if n in {**limits, **options})
     elif timeout is not None:
-        found.update(dict.fromkeys(limits, timeout))
-    return found
+        options.update(dict.fromkeys(limits, timeout))
+    return options
 
 
 def without_end(driver: str, url: URL, arguments: Mapping[str, Any]) -> list[str]:

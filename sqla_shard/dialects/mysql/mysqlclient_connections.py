@@ -67,8 +67,8 @@ class Connecting:
                 cparams[name] = max(1, ceil(seconds))
         # The package itself only has a function of this name.
         module = import_module(f"{dialect.loaded_dbapi.__name__}.connections")
-        made = _class_of(module.Connection, self._pipelining)
-        return made(*cargs, **cparams)
+        connection_class = _class_of(module.Connection, self._pipelining)
+        return connection_class(*cargs, **cparams)
 
 
 @cache
@@ -195,13 +195,13 @@ class _PolledMySQLClient(PolledConnection):
         """Call a method of the driver that reads the first packet."""
         plain: Any = self
         try:
-            found = act(*args)
+            result = act(*args)
         except self.Error:
             self.awaits_response = False
             raise
         # The rows are read by another call.
         self.awaits_response = plain.field_count() > 0
-        return found
+        return result
 
     def next_result(self) -> Any:
         self.awaits_response = True

@@ -415,10 +415,10 @@ class _Context(DefaultExecutionContext):
         cursor: Any = self.create_cursor()
         try:
             cursor.execute(_READ_STEP)
-            step, made = cursor.fetchone()
+            step, count = cursor.fetchone()
         finally:
             cursor.close()
-        if int(made) != first:
+        if int(count) != first:
             raise self._unknown(
                 "a trigger sets its ids; set them in the application, or "
                 "insert single rows"

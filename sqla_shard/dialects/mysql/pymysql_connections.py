@@ -74,8 +74,8 @@ class Connecting:
         dbapi = dialect.loaded_dbapi
         refuse_clear_passwords(cparams, dbapi)
         base = dbapi.connections.Connection
-        made = _class_of(base, self._shares, self._pipelining)
-        return made(*cargs, **cparams)
+        connection_class = _class_of(base, self._shares, self._pipelining)
+        return connection_class(*cargs, **cparams)
 
 
 # Not one for each engine: SQLAlchemy's statement caches refer to a hundred
@@ -179,10 +179,10 @@ class SharedContext:
         plain: Any = super()
         if options:
             return plain._create_ssl_ctx(options)
-        made = type(self)
-        if made.shared_context is None:
-            made.shared_context = plain._create_ssl_ctx(options)
-        return made.shared_context
+        plain_class = type(self)
+        if plain_class.shared_context is None:
+            plain_class.shared_context = plain._create_ssl_ctx(options)
+        return plain_class.shared_context
 
 
 class _Polled(PolledConnection):
@@ -252,10 +252,10 @@ class _Polled(PolledConnection):
     def next_result(self, unbuffered: bool = False) -> Any:
         before, self.awaits_response = self.awaits_response, True
         plain: Any = super()
-        found = self.complete(plain.next_result, unbuffered)
+        result = self.complete(plain.next_result, unbuffered)
         # The next command has begun, which reads the results of the last one.
         self.awaits_response = before
-        return found
+        return result
 
     def _read_packet(self, *args: Any) -> Any:
         plain: Any = super()
@@ -279,30 +279,30 @@ class _Polled(PolledConnection):
             self._secure = True
             return self._connected(socket.AF_UNIX, self.unix_socket)
         self.host_info = f"socket {self.host}:{self.port}"
-        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        for number, (family, *_, address) in enumerate(found, 1):
+        addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        for number, (family, *_, address) in enumerate(addresses, 1):
             try:
-                made = self._connected(family, address)
+                opened = self._connected(family, address)
             except OSError:
-                if number == len(found):
+                if number == len(addresses):
                     raise
                 continue
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            return made
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            return opened
         raise OSError("the host has no address")
 
     def _connected(self, family: int, address: Any) -> socket.socket:
-        made = PolledSocket(family, socket.SOCK_STREAM)
+        opened = PolledSocket(family, socket.SOCK_STREAM)
         try:
-            made.settimeout(self.connect_timeout)
+            opened.settimeout(self.connect_timeout)
             if self.bind_address is not None and family != socket.AF_UNIX:
-                made.bind((self.bind_address, 0))
-            made.connect(address)
+                opened.bind((self.bind_address, 0))
+            opened.connect(address)
         except BaseException:
-            made.close()
+            opened.close()
             raise
-        return made
+        return opened
 
     def _create_ssl_ctx(self, options: Any) -> Any:
         plain: Any = super()
@@ -386,12 +386,12 @@ class Received:
         if end <= len(self.data):
             self.position = end
             return self.data[start:end]
-        found = self.data[start:]
+        chunk = self.data[start:]
         self.data, self.position = b"", 0
-        missing = count - len(found)
+        missing = count - len(chunk)
         # Do not leave the value of a large column in the buffer.
         is_large = missing >= _SIZE
-        parts = [found]
+        parts = [chunk]
         deadline, reached = None, missing
         while missing > 0:
             part = self._file.read1(
@@ -407,11 +407,11 @@ class Received:
                 deadline, reached = monotonic() + self.timeout, missing
             elif monotonic() > deadline:
                 raise TimeoutError("timed out")
-        found = b"".join(parts)
+        chunk = b"".join(parts)
         if is_large or missing > 0:
-            return found
-        self.data, self.position = found, count
-        return found[:count]
+            return chunk
+        self.data, self.position = chunk, count
+        return chunk[:count]
 
     def release(self) -> None:
         """Release the buffer if all of it has been read.
@@ -532,8 +532,8 @@ class _Result:
     def __getattr__(self, name: str) -> Any:
         # Only the cursors that return dictionaries ask for it.
         if name == "fields":
-            made = self._packet_class
-            self.fields = [made(p, self._encoding) for p in self._packets]
+            packet_class = self._packet_class
+            self.fields = [packet_class(p, self._encoding) for p in self._packets]
             return self.fields
         raise AttributeError(name)
 
@@ -575,7 +575,7 @@ def _descriptions(
     """
     data, at = received.data, received.position
     last = len(data) - _HEADER
-    found: list[bytes] = []
+    descriptions: list[bytes] = []
     while at < last:
         start = at + _HEADER
         length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
@@ -583,11 +583,11 @@ def _descriptions(
             break
         number = number + 1 & 0xFF
         at = start + length
-        if len(found) == count:
+        if len(descriptions) == count:
             if length == _END_LENGTH and data[start] == _END:
-                return found, at
+                return descriptions, at
             break
-        found.append(data[start:at])
+        descriptions.append(data[start:at])
     return [], 0
 
 

@@ -13,7 +13,7 @@ own login::
 The pages read only, unless changes of jobs are allowed.  They need no
 JavaScript to be read, and load nothing from elsewhere.
 
-``readings``    servers, revisions and topologies, read in the background
+``readings``    what the pages show of servers, revisions and topologies
 ``statements``  statements as text, read without executing Python
 ``observer``    all of these, for one cluster
 ``maps``        a cell for each shard, as paths of SVG, coloured by a value

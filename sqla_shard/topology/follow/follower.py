@@ -90,12 +90,12 @@ class Snapshot:
             users can write it.
         """
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._refusal(f"cannot be read: {error.strerror or error}") from error
-        if found.st_uid not in (0, os.geteuid()) or (found.st_mode & _FOR_OTHERS):
+        if status.st_uid not in (0, os.geteuid()) or (status.st_mode & _FOR_OTHERS):
             # Another user could redirect this process and its passwords to
             # another server.
             raise self._refusal(
@@ -376,10 +376,10 @@ class Follower:
         :raises TopologyError: if the topology of the source is not valid, and
             there is no snapshot.
         """
-        found: Topology | None = None
+        topology: Topology | None = None
         failed: Exception | None = None
         try:
-            found = self._source.load()
+            topology = self._source.load()
         except Exception as error:  # use the snapshot after any error
             failed = error
         saved = self._saved()
@@ -390,8 +390,8 @@ class Follower:
             self._announced = saved
             if self._snapshot is not None:
                 self._confirmed = monotonic() - self._snapshot.age()
-        if found is not None:
-            self._consider(found)
+        if topology is not None:
+            self._consider(topology)
         elif failed is not None:
             self._record_error(failed)
         self.has_read = True
@@ -583,21 +583,21 @@ class Follower:
     def _read(self) -> None:
         self._consider(self._source.load())
 
-    def _consider(self, found: Topology) -> None:
+    def _consider(self, topology: Topology) -> None:
         """Accept a topology of the source, or record the error."""
         old = self._topology
         if old is None:
-            self._accept(found)
-        elif found == old:
+            self._accept(topology)
+        elif topology == old:
             self._confirm()
         else:
             try:
-                check_newer(old, found, source=self._source.name)
-                self.admit(found)
+                check_newer(old, topology, source=self._source.name)
+                self.admit(topology)
             except ShardError as error:
                 self._record_error(error)
             else:
-                self._accept(found)
+                self._accept(topology)
 
     def _confirm(self) -> None:
         if self._state == "stale" and self._logged_error is not None:

@@ -106,10 +106,10 @@ class FollowedFile(PolledSource):
 
     def _signature(self) -> _Signature:
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except OSError:
             return None
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Fixed:
@@ -281,8 +281,8 @@ def zookeeper_options(location: str) -> tuple[str, dict[str, Any]]:
         options[name] = value
     credentials = os.environ.get(AUTH_VARIABLE)
     if credentials:
-        scheme, found, secret = credentials.partition(":")
-        if not found:
+        scheme, at, secret = credentials.partition(":")
+        if not at:
             raise _refusal(
                 AUTH_VARIABLE, "must be scheme:credentials, as digest:me:pass"
             )

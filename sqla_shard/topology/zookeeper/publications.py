@@ -186,14 +186,14 @@ class PublishedTopologies:
         epochs = self._epochs()
         stats = self._store.stats(map(node_of, epochs))
         notes = self._store.read_all(map(note_of, epochs))
-        found = []
+        entries = []
         for epoch, stat, node in zip(epochs, stats, notes, strict=True):
             if stat is None:
                 continue
             # Earlier versions of this package wrote none.
             data = b"{}" if node is None else node.data
             note = PublicationNote.from_json(data)
-            found.append(
+            entries.append(
                 HistoryEntry(
                     epoch=epoch,
                     published=datetime.fromtimestamp(stat.created, UTC),
@@ -202,7 +202,7 @@ class PublishedTopologies:
                     message=note.message,
                 )
             )
-        return found
+        return entries
 
     def at(self, epoch: int) -> Topology:
         """Return a topology of the history.
@@ -321,7 +321,7 @@ class PublishedTopologies:
 
         :param below: read only lower epochs than this; None for all.
         """
-        found: dict[tuple[str, str], int] = {}
+        highest: dict[tuple[str, str], int] = {}
         for epoch in self._epochs():
             if below is not None and epoch >= below:
                 continue
@@ -339,8 +339,8 @@ class PublishedTopologies:
                 )
                 continue
             for server, number in numbers(document).items():
-                found[server] = max(number, found.get(server, number))
-        return found
+                highest[server] = max(number, highest.get(server, number))
+        return highest
 
 
 def pending_names(data: bytes) -> tuple[str, str]:

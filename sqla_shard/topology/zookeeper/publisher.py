@@ -156,9 +156,9 @@ class Publisher(PublishedTopologies):
         :raises TopologyUnavailableError: if ZooKeeper does not respond.
         :raises TopologyError: if the published document is not valid.
         """
-        found = self._look()
-        topology = _continued(found.newest, topology)
-        return found.fault is None and self._has(found, topology)
+        former = self._look()
+        topology = _continued(former.newest, topology)
+        return former.fault is None and self._has(former, topology)
 
     def open_nodes(self) -> list[str]:
         """Return the paths of nodes that anyone can change.
@@ -247,14 +247,14 @@ class Publisher(PublishedTopologies):
         :raises TopologyError: if the topology has a placeholder that is not
             allowed, or the published document is not valid.
         """
-        found = self._look()
-        if found.fault is not None:
-            raise self._unreadable(found.fault)
-        topology = _continued(found.newest, topology)
-        if found.newest is not None and self._has(found, topology):
-            return self._publication(found, found.newest, None, topology)
+        former = self._look()
+        if former.fault is not None:
+            raise self._unreadable(former.fault)
+        topology = _continued(former.newest, topology)
+        if former.newest is not None and self._has(former, topology):
+            return self._publication(former, former.newest, None, topology)
         return self._replace(
-            found,
+            former,
             topology,
             topology,
             expected_epoch,
@@ -294,12 +294,12 @@ class Publisher(PublishedTopologies):
             also see :meth:`publish`.
         """
         wanted = self.at(to)
-        found = self._look()
-        old = found.newest
-        given = _continued(old, replace(wanted, epoch=found.last + 1))
+        former = self._look()
+        old = former.newest
+        given = _continued(old, replace(wanted, epoch=former.last + 1))
         new = given if old is None else inherited(old, given)
         return self._replace(
-            found, new, given, expected_epoch, dry_run, renamed, force, note=note
+            former, new, given, expected_epoch, dry_run, renamed, force, note=note
         )
 
     def reset(
@@ -328,17 +328,17 @@ class Publisher(PublishedTopologies):
         :param note: see :meth:`publish`.
         :raises TopologyError: see :meth:`publish`.
         """
-        found = self._look()
-        known = 0 if found.newest is None else found.newest.resets + 1
+        former = self._look()
+        known = 0 if former.newest is None else former.newest.resets + 1
         given = replace(topology, resets=max(topology.resets, known, 1))
-        found = replace(found, last=NOT_PUBLISHED)
+        former = replace(former, last=NOT_PUBLISHED)
         return self._replace(
-            found, given, given, expected_epoch, dry_run, renamed, force, note=note
+            former, given, given, expected_epoch, dry_run, renamed, force, note=note
         )
 
     def _replace(
         self,
-        found: FormerState,
+        former: FormerState,
         new: Topology,
         given: Topology,
         expected_epoch: int | None,
@@ -352,13 +352,13 @@ class Publisher(PublishedTopologies):
 
         :param given: topology to compare for the report of generations.
         """
-        old = found.newest
+        old = former.newest
         idle = self._none_pending() if guard is None and not force else None
         new = with_raised_generations(old, new, self._used, renamed=renamed)
         self._check_expected(old, expected_epoch)
-        data = self._checked(found, new)
+        data = self._checked(former, new)
         if dry_run:
-            return self._publication(found, new, None, given)
+            return self._publication(former, new, None, given)
         # Do this first: if it fails, nothing was published.
         self._store.prepare(HISTORY, like=TOPOLOGY)
         if old is not None and old.resets < new.resets:
@@ -366,7 +366,7 @@ class Publisher(PublishedTopologies):
         # A reset publishes an epoch again, and so may have left its note.
         self._store.remove(self._orphaned_notes())
         try:
-            version = self._write(found, new, data, guard or idle, note)
+            version = self._write(former, new, data, guard or idle, note)
         except TopologyConflictError:
             if idle is not None:
                 # An operation may have begun since.
@@ -383,7 +383,7 @@ class Publisher(PublishedTopologies):
                 "old_epoch": None if old is None else old.epoch,
             },
         )
-        return self._publication(found, new, version, given)
+        return self._publication(former, new, version, given)
 
     def _none_pending(self) -> VersionCheck | None:
         """Return the condition that no fleet operation is pending.
@@ -409,7 +409,7 @@ class Publisher(PublishedTopologies):
 
     def _write(
         self,
-        found: FormerState,
+        former: FormerState,
         new: Topology,
         data: bytes,
         guard: VersionCheck | None,
@@ -424,19 +424,19 @@ class Publisher(PublishedTopologies):
             version = self._store.write(
                 data,
                 node=TOPOLOGY,
-                version=found.version,
+                version=former.version,
                 copy=node_of(new.epoch),
                 more=more,
             )
         except TopologyUnavailableError as error:
-            return self._outcome(found, new, data, error)
+            return self._outcome(former, new, data, error)
         if version is None:
-            raise self._conflict(found.newest)
+            raise self._conflict(former.newest)
         return version
 
     def _outcome(
         self,
-        found: FormerState,
+        former: FormerState,
         new: Topology,
         data: bytes,
         error: TopologyUnavailableError,
@@ -455,8 +455,8 @@ class Publisher(PublishedTopologies):
         version = None if node is None else node.version
         if copy is not None and copy.data == data and version is not None:
             return version
-        if version != found.version:
-            raise self._conflict(found.newest) from error
+        if version != former.version:
+            raise self._conflict(former.newest) from error
         raise self._store.unavailable(
             f"{error.reason}; nothing was published"
         ) from error
@@ -486,8 +486,8 @@ class Publisher(PublishedTopologies):
             if name.endswith(NOTE) and name.removesuffix(NOTE) not in names
         ]
 
-    def _has(self, found: FormerState, topology: Topology) -> bool:
-        newest = found.newest
+    def _has(self, former: FormerState, topology: Topology) -> bool:
+        newest = former.newest
         if (
             newest is None
             or newest.epoch != topology.epoch
@@ -507,36 +507,36 @@ class Publisher(PublishedTopologies):
         used = partial(self._used, below=newest.epoch)
         return with_raised_generations(before, topology, used) == newest
 
-    def _checked(self, found: FormerState, new: Topology) -> bytes:
+    def _checked(self, former: FormerState, new: Topology) -> bytes:
         """Return the document of a topology after all checks."""
         data = to_json(new)
         # Also checks that its placeholders are allowed.
         self._parsed(data, f"{TOPOLOGY}, epoch {new.epoch}")
-        check_next(found.newest, new, source=self.name, found=faults(new, data))
-        if new.epoch <= found.last:
+        check_next(former.newest, new, source=self.name, found=faults(new, data))
+        if new.epoch <= former.last:
             # The history has a newer one that is not valid.
             raise StaleTopologyError(
-                source=self.name, epoch=new.epoch, current=found.last
+                source=self.name, epoch=new.epoch, current=former.last
             )
         return data
 
     def _check_expected(self, old: Topology | None, expected_epoch: int | None) -> None:
-        found = NOT_PUBLISHED if old is None else old.epoch
-        if expected_epoch is not None and expected_epoch != found:
+        epoch = NOT_PUBLISHED if old is None else old.epoch
+        if expected_epoch is not None and expected_epoch != epoch:
             raise TopologyConflictError(
                 source=self.name,
                 expected=None if expected_epoch == NOT_PUBLISHED else expected_epoch,
-                found=None if old is None else found,
+                found=None if old is None else epoch,
             )
 
     def _conflict(self, old: Topology | None) -> TopologyConflictError:
-        found: int | None = None
+        epoch: int | None = None
         # Read only for the message.
         with suppress(TopologyError, TopologyUnavailableError):
             if (current := self.current()) is not None:
-                found = current.epoch
+                epoch = current.epoch
         return TopologyConflictError(
-            source=self.name, expected=None if old is None else old.epoch, found=found
+            source=self.name, expected=None if old is None else old.epoch, found=epoch
         )
 
     def _unreadable(self, fault: TopologyError) -> TopologyError:
@@ -558,9 +558,9 @@ class Publisher(PublishedTopologies):
         )
 
     def _publication(
-        self, found: FormerState, new: Topology, version: int | None, given: Topology
+        self, former: FormerState, new: Topology, version: int | None, given: Topology
     ) -> Publication:
-        old = found.newest
+        old = former.newest
         return Publication(
             old=old,
             new=new,

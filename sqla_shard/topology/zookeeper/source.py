@@ -360,7 +360,7 @@ class ZooKeeperSource:
     def _await_node(self) -> bool:
         """Watch for the node; return whether it exists."""
         try:
-            found = self._connection.ask(
+            status = self._connection.ask(
                 lambda client: client.exists_async(
                     TOPOLOGY_NODE, watch=self._on_node_change
                 )
@@ -369,7 +369,7 @@ class ZooKeeperSource:
             raise self._connection.unavailable(
                 f"it cannot be watched ({type(error).__name__}: {error})"
             ) from error
-        return found is not None
+        return status is not None
 
     def announce(self, topology: Topology) -> None:
         """Show that this process uses a topology; does not wait."""
@@ -401,13 +401,13 @@ def _names(hosts: str) -> list[str]:
 
 def _unresolved(hosts: str) -> dict[str, str]:
     """Return unresolved host names, and the messages of the resolver."""
-    found: dict[str, str] = {}
+    errors: dict[str, str] = {}
 
     def ask(name: str) -> None:
         try:
             socket.getaddrinfo(name, None)
         except OSError as error:
-            found[name] = f"does not resolve ({error.strerror or error})"
+            errors[name] = f"does not resolve ({error.strerror or error})"
 
     # In threads: if no name server responds, this may take long.
     threads = [
@@ -419,7 +419,7 @@ def _unresolved(hosts: str) -> dict[str, str]:
         thread.start()
     for thread in threads:
         thread.join(max(deadline - monotonic(), 0.0))
-    return dict(found)
+    return dict(errors)
 
 
 def _ignore() -> None:

@@ -49,7 +49,7 @@ def parse_acls(texts: Sequence[str]) -> list[ACL]:
         letters of ``cdrwa``.
     :raises TopologyError: if a string has another form.
     """
-    found = []
+    acls = []
     for text in texts:
         match = _FORM.fullmatch(text)
         if match is None:
@@ -64,8 +64,8 @@ def parse_acls(texts: Sequence[str]) -> list[ACL]:
                 source="zookeeper",
             )
         allowed = {_PERMISSIONS[letter]: True for letter in match["perms"]}
-        found.append(make_acl(match["scheme"], match["id"], **allowed))
-    return found
+        acls.append(make_acl(match["scheme"], match["id"], **allowed))
+    return acls
 
 
 def acl_of_first(
@@ -80,19 +80,19 @@ def acl_of_first(
     """
     for path in paths:
         try:
-            found: list[ACL]
-            found, _ = connection.ask(methodcaller("get_acls_async", path))
+            acls: list[ACL]
+            acls, _ = connection.ask(methodcaller("get_acls_async", path))
         except NoNodeError:
             continue
         except NoAuthError:
             raise connection.unavailable(_unseen(path)) from None
-        if set(found) == set(OPEN_ACL_UNSAFE):
+        if set(acls) == set(OPEN_ACL_UNSAFE):
             return None
         if any(
-            one.id.scheme == "digest" and _HIDDEN.fullmatch(one.id.id) for one in found
+            one.id.scheme == "digest" and _HIDDEN.fullmatch(one.id.id) for one in acls
         ):
             raise connection.unavailable(_unseen(path))
-        return found
+        return acls
     return None
 
 
@@ -264,17 +264,17 @@ class ZooKeeperStore:
         """
         client = self._connection.client()
         asked = [client.get_async(self._path + node) for node in nodes]
-        found: list[StoredNode | None] = []
+        stored: list[StoredNode | None] = []
         for one in asked:
             try:
                 data, stat = self._connection.ask(lambda client: one)  # noqa: B023 # called immediately
             except NoNodeError:
-                found.append(None)
+                stored.append(None)
             except NoAuthError:
-                found.append(StoredNode(data=b"", version=0))
+                stored.append(StoredNode(data=b"", version=0))
             else:
-                found.append(StoredNode(data=data, version=stat.version))
-        return found
+                stored.append(StoredNode(data=data, version=stat.version))
+        return stored
 
     def names(self, node: str) -> list[str]:
         """Return the names of the children of a node, if it exists.
@@ -282,12 +282,12 @@ class ZooKeeperStore:
         :raises TopologyUnavailableError: if the node cannot be read.
         """
         try:
-            found: list[str] = self._ask(
+            names: list[str] = self._ask(
                 lambda client: client.get_children_async(self._path + node)
             )
         except NoNodeError:
             return []
-        return found
+        return names
 
     def listen(self, notify: Callable[[], None]) -> None:
         """Call ``notify()`` when a connection is lost or opened.
@@ -306,7 +306,7 @@ class ZooKeeperStore:
         path = self._path + node
         while True:
             try:
-                found: list[str] = self._ask(
+                names: list[str] = self._ask(
                     lambda client: client.get_children_async(path, watch=notify)
                 )
             except NoNodeError:
@@ -314,7 +314,7 @@ class ZooKeeperStore:
                     # It was created between the two requests.
                     continue
                 return []
-            return found
+            return names
 
     def stats(self, nodes: Iterable[str]) -> list[NodeStat | None]:
         """Return the stats of nodes, with pipelined requests.
@@ -323,12 +323,12 @@ class ZooKeeperStore:
         """
         client = self._connection.client()
         asked = [client.exists_async(self._path + node) for node in nodes]
-        found = [self._ask(lambda client: one) for one in asked]  # noqa: B023 # called immediately
+        statuses = [self._ask(lambda client: one) for one in asked]  # noqa: B023 # called immediately
         return [
             None
             if stat is None
             else NodeStat(created=stat.created, size=stat.data_length)
-            for stat in found
+            for stat in statuses
         ]
 
     def sync(self) -> None:
@@ -361,18 +361,18 @@ class ZooKeeperStore:
             read, are skipped.
         :raises TopologyUnavailableError: if no server responds.
         """
-        found = self._acls(nodes)
-        return [path for path, acl in found.items() if is_open(acl)]
+        acls = self._acls(nodes)
+        return [path for path, acl in acls.items() if is_open(acl)]
 
     def _acls(self, nodes: Iterable[str]) -> dict[str, list[ACL]]:
         client = self._connection.client()
         paths = [self._path + node or "/" for node in nodes]
         asked = [client.get_acls_async(path) for path in paths]
-        found = {}
+        acls = {}
         for path, one in zip(paths, asked, strict=True):
             with suppress(NoNodeError, NoAuthError):
-                found[path], _ = self._connection.ask(lambda client: one)  # noqa: B023 # called immediately
-        return found
+                acls[path], _ = self._connection.ask(lambda client: one)  # noqa: B023 # called immediately
+        return acls
 
     def protect(
         self, node: str, others: Iterable[str], *, folder: str, dry_run: bool
@@ -460,8 +460,8 @@ class ZooKeeperStore:
         first: Change = (
             Create(node, data) if version is None else Replace(node, data, version)
         )
-        found = self.commit(first, Create(copy, data), *more)
-        return None if found is None else found[0]
+        committed = self.commit(first, Create(copy, data), *more)
+        return None if committed is None else committed[0]
 
     def commit(self, *changes: Change) -> list[int] | None:
         """Make all changes in one transaction, or none.
