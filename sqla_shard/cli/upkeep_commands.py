@@ -45,15 +45,7 @@ from sqla_shard.upkeep import (
     VerifyProgress,
     VerifyReport,
 )
-from sqla_shard.upkeep.blobs import (
-    activate,
-    check,
-    deactivate,
-    rewrite,
-    RewriteProgress,
-    status,
-    train,
-)
+from sqla_shard.upkeep.blobs import activate, check, deactivate, rewrite, status, train
 from sqla_shard.upkeep.checks import mapped_classes
 from sqla_shard.upkeep.lookups import claims_on_all
 
@@ -515,8 +507,8 @@ def status_command(settings: Settings, /, **options: Any) -> None:
     end(is_good=True, is_read=not report.unreachable)
 
 
-def _rewritten(progress: RewriteProgress) -> str:
+def _rewritten(progress: VerifyProgress) -> str:
     return (
         f"shard {progress.shard_id} of {progress.shards}, "
-        f"{progress.rows:,} rows read, {progress.rewritten:,} rewritten"
+        f"{progress.looked:,} rows read, {progress.counts['rewritten']:,} rewritten"
     )

@@ -36,7 +36,6 @@ from sqla_shard.upkeep.blobs.dictionaries import (
 from sqla_shard.upkeep.blobs.rewrites import (
     check,
     rewrite,
-    RewriteProgress,
     RewriteReport,
     UnreadableRow,
 )
@@ -44,7 +43,6 @@ from sqla_shard.upkeep.blobs.rewrites import (
 __all__ = [
     "ActivationReport",
     "BlobStatus",
-    "RewriteProgress",
     "RewriteReport",
     "TrainingReport",
     "UnreadableRow",

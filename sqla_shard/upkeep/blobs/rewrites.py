@@ -62,22 +62,6 @@ class UnreadableRow:
         return {"object_id": str(self.object_id), "reason": self.reason}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RewriteProgress:
-    """The progress of a run.
-
-    :ivar shard_id: the shard that was read last.
-    :ivar shards: number of shards.
-    :ivar rows: number of rows that were read so far.
-    :ivar rewritten: number of rows that were written so far.
-    """
-
-    shard_id: int
-    shards: int
-    rows: int
-    rewritten: int
-
-
 @dataclass(kw_only=True)
 class RewriteReport(ShardsReport):
     """The result of :func:`rewrite` or :func:`check`.
@@ -126,7 +110,7 @@ def rewrite(
     rate: float | None = None,
     batch: int = 200,
     position: str | os.PathLike[str] | None = None,
-    on_progress: Callable[[RewriteProgress], object] | None = None,
+    on_progress: Callable[[VerifyProgress], object] | None = None,
 ) -> RewriteReport:
     """Rewrite rows with the active dictionary of their shard, or as JSON.
 
@@ -136,7 +120,9 @@ def rewrite(
     :param rate: maximum number of rows to read per second; None for no limit.
     :param batch: maximum number of rows of a transaction.
     :param position: file with the position of an interrupted run.
-    :param on_progress: called after each batch.
+    :param on_progress: called after each batch with a
+        :class:`~sqla_shard.upkeep.VerifyProgress`, whose ``counts["rewritten"]``
+        is the number of rows that were written so far.
     :raises ClassDefinitionError: if blobs of the class are not compressed.
     :raises VerifyPositionError: if the file belongs to another run.
     :raises ValueError: if ``rate`` or ``batch`` is not valid.
@@ -151,7 +137,7 @@ def check(
     *,
     rate: float | None = None,
     batch: int = 200,
-    on_progress: Callable[[RewriteProgress], object] | None = None,
+    on_progress: Callable[[VerifyProgress], object] | None = None,
 ) -> RewriteReport:
     """Read the blobs of all rows, and report those that cannot be read.
 
@@ -165,20 +151,9 @@ def _run(
     cluster: Cluster,
     rows: _BlobRows,
     pace: Pace,
-    on_progress: Callable[[RewriteProgress], object] | None,
+    on_progress: Callable[[VerifyProgress], object] | None,
     position: str | os.PathLike[str] | None = None,
 ) -> RewriteReport:
-    def progress(seen: VerifyProgress) -> None:
-        if on_progress is not None:
-            on_progress(
-                RewriteProgress(
-                    shard_id=seen.shard_id,
-                    shards=seen.shards,
-                    rows=seen.looked,
-                    rewritten=seen.counts["rewritten"],
-                )
-            )
-
     report = Run(
         cluster,
         [rows],
@@ -186,7 +161,7 @@ def _run(
         pace=pace,
         command="rewrite",
         position=position,
-        on_progress=progress,
+        on_progress=on_progress,
     ).run()
     counts = report.tallies[rows.subject].looked
     unreadable = [
