@@ -662,13 +662,13 @@ class Replication(ABC):
         ]
 
     def table_count(self) -> int:
-        """Return the number of tables, but those of the system."""
+        """Return the number of tables and views, but those of the system."""
         only, name = _within(None)
+        # Without their types: MariaDB reads the file of each table for them.
         return int(
             self.admin.value(
                 "SELECT COUNT(*) FROM information_schema.tables"  # noqa: S608 - likewise
-                f" WHERE table_type IN %s AND table_schema {only}",
-                TABLE_TYPES,
+                f" WHERE table_schema {only}",
                 name,
             )
         )

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NoReturn, TYPE_CHECKING, TypeVar
 
 from sqla_shard.exc import (
@@ -33,8 +33,6 @@ from sqla_shard.exc import (
     UndoRefusedError,
 )
 from sqla_shard.fleet.clients import known_clients
-from sqla_shard.fleet.dead_failover import DeadFailover
-from sqla_shard.fleet.failover import Failover
 from sqla_shard.fleet.fleet import Fleet
 from sqla_shard.fleet.journal import holder_name, JournalHold, Record
 from sqla_shard.fleet.operation import (
@@ -48,11 +46,6 @@ from sqla_shard.fleet.operation import (
     StepEvent,
     UNDO,
 )
-from sqla_shard.fleet.orphans import OrphanChange
-from sqla_shard.fleet.replica import Replica
-from sqla_shard.fleet.restore import Restore
-from sqla_shard.fleet.split import Split
-from sqla_shard.fleet.write_access import CloseFormer, CloseStandby, Reopen, Retire
 from sqla_shard.topology import Topology
 from sqla_shard.topology.follow import is_zookeeper
 from sqla_shard.util.logs import careful_log
@@ -67,21 +60,24 @@ _PATIENCE_SECONDS = 30.0
 
 T = TypeVar("T")
 
-_CLASSES: tuple[type[FleetOperation], ...] = (
-    CloseFormer,
-    CloseStandby,
-    DeadFailover,
-    Failover,
-    Reopen,
-    Replica,
-    Restore,
-    Retire,
-    Split,
-    OrphanChange,
-)
 
-KINDS = {one.kind: one for one in _CLASSES}
-"""Every kind of operation, by the name in plans and journals."""
+@cache
+def kinds() -> dict[str, type[FleetOperation]]:
+    """Return every kind of operation, by the name in plans and journals."""
+    # Imported when it is used: `fleet status` and the doctor rarely need one.
+    from sqla_shard.fleet.dead_failover import DeadFailover
+    from sqla_shard.fleet.failover import Failover
+    from sqla_shard.fleet.orphans import OrphanChange
+    from sqla_shard.fleet.replica import Replica
+    from sqla_shard.fleet.restore import Restore
+    from sqla_shard.fleet.split import Split
+    from sqla_shard.fleet.write_access import CloseFormer, CloseStandby, Reopen, Retire
+
+    classes: tuple[type[FleetOperation], ...] = (
+        *(CloseFormer, CloseStandby, DeadFailover, Failover, OrphanChange),
+        *(Reopen, Replica, Restore, Retire, Split),
+    )
+    return {one.kind: one for one in classes}
 
 
 def operation_of(fleet: Fleet, plan: FleetPlan) -> FleetOperation:
@@ -90,11 +86,11 @@ def operation_of(fleet: Fleet, plan: FleetPlan) -> FleetOperation:
     :raises FleetSetupError: if its kind is unknown.
     """
     try:
-        kind = KINDS[plan.kind]
+        kind = kinds()[plan.kind]
     except KeyError:
         raise FleetSetupError(
             f"{plan.kind!r} is not an operation of this version; it has "
-            f"{', '.join(sorted(KINDS))}"
+            f"{', '.join(sorted(kinds()))}"
         ) from None
     return kind(fleet, plan)
 

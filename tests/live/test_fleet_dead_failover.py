@@ -169,7 +169,7 @@ def test_a_killed_failover_is_resumed_or_undone(pairs, tmp_path, seed):
 def test_a_naive_promotion_loses_what_was_received(
     pairs, tmp_path, seed, monkeypatch, say
 ):
-    monkeypatch.setitem(runner.KINDS, "dead-failover", Naive)
+    monkeypatch.setitem(runner.kinds(), "dead-failover", Naive)
     fleet = pairs.fleet()
     _, standby = roles(pairs)
     standby.root_execute("STOP REPLICA SQL_THREAD")
@@ -396,7 +396,7 @@ class Slow(DeadFailover):
 
 @pytest.mark.thorough
 def test_a_loss_that_is_unknown_in_the_end_is_not_published(pairs, monkeypatch):
-    monkeypatch.setitem(runner.KINDS, "dead-failover", Slow)
+    monkeypatch.setitem(runner.kinds(), "dead-failover", Slow)
     fleet = pairs.fleet()
     probe = seen(pairs)
     probe = replace(probe, acks=replace(probe.acks, timeout=8.0))
@@ -473,7 +473,7 @@ class Returning(DeadFailover):
 def test_transactions_received_while_it_stops_are_applied(pairs, monkeypatch):
     fleet = pairs.fleet()
     primary, standby = roles(pairs)
-    monkeypatch.setitem(runner.KINDS, "dead-failover", Returning)
+    monkeypatch.setitem(runner.kinds(), "dead-failover", Returning)
     primary.root_execute("CREATE DATABASE later")
     primary.root_execute("CREATE TABLE later.it (id INT PRIMARY KEY)")
     wait_until_equal(primary, standby)

@@ -374,7 +374,7 @@ def test_random_operations_lose_nothing(
 
 
 def without_fence(scene, load, monkeypatch):
-    monkeypatch.setitem(runner.KINDS, "failover", Unfenced)
+    monkeypatch.setitem(runner.kinds(), "failover", Unfenced)
     old, _ = scene.roles("server1")
     plan = Failover.planned(scene.fleet, "server1")
     apply(scene.fleet, plan)

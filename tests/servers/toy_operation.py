@@ -113,7 +113,7 @@ class Toy(FleetOperation):
             file.write(json.dumps([os.getpid(), step, state]) + "\n")
 
 
-runner.KINDS[Toy.kind] = Toy
+runner.kinds()[Toy.kind] = Toy
 
 
 def toy_fleet(location: str, **options: Any) -> Fleet:

@@ -22,7 +22,7 @@ from sqla_shard.exc import ExtensionSetupError, StatementTextError
 from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.fleet.journal import Record
 from sqla_shard.fleet.operation import FleetPlan
-from sqla_shard.fleet.runner import KINDS
+from sqla_shard.fleet.runner import kinds
 from sqla_shard.jobs import JobState, stored_job
 from sqla_shard.monitor import cached_reading
 from sqla_shard.monitor.dashboard import (
@@ -468,7 +468,7 @@ class TestServing:
 
 
 def test_a_pending_operation_is_shown(scene, tmp_path, monkeypatch):
-    monkeypatch.setitem(KINDS, Toy.kind, Toy)
+    monkeypatch.setitem(kinds(), Toy.kind, Toy)
     plan = Toy.plan(scene.fleet, tmp_path, title="split of server1")
     record = Record(
         id="20260101-toy",
@@ -494,7 +494,7 @@ def test_a_pending_operation_is_shown(scene, tmp_path, monkeypatch):
 
 
 def test_a_past_operation_is_shown_with_its_pause(scene, tmp_path, monkeypatch):
-    monkeypatch.setitem(KINDS, Toy.kind, Toy)
+    monkeypatch.setitem(kinds(), Toy.kind, Toy)
     plan = Toy.plan(scene.fleet, tmp_path, title="split of server1")
     record = Record(id="1", plan=plan.as_dict(), token=1, holder="host", started=1.0)
     hold = scene.fleet.journal.begin(record)

@@ -14,7 +14,7 @@ from sqla_shard.cli.output import FAILED
 from sqla_shard.exc import FleetServerError, FleetSetupError, OperationFailedError
 from sqla_shard.fleet import apply, compare
 from sqla_shard.fleet.differences import DataReport, UnreadPlace
-from sqla_shard.fleet.runner import KINDS
+from sqla_shard.fleet.runner import kinds
 from sqla_shard.testing import sqlite_topology
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.command_line import invoke, write
@@ -285,7 +285,7 @@ def test_a_hook_that_cannot_be_run(run):
     ],
 )
 def test_a_command_has_the_options_of_its_operation(run, monkeypatch, line):
-    for kind in {*KINDS.values()} - {Toy}:
+    for kind in {*kinds().values()} - {Toy}:
         monkeypatch.setattr(kind, "planned", _planned(kind))
     done = run(*line.split(), "--plan-only")
     assert (done.exit_code, done.exception.args) == (FAILED, (FAILED,))

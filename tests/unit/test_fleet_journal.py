@@ -19,7 +19,7 @@ from sqla_shard.exc import (
 )
 from sqla_shard.fleet import apply, FleetPlan, resume, status
 from sqla_shard.fleet.operation import Step
-from sqla_shard.fleet.runner import KINDS
+from sqla_shard.fleet.runner import kinds
 from sqla_shard.testing.local_server import wait_until
 from sqla_shard.testing.topology_documents import topology_document
 from tests.servers.command_line import write
@@ -111,10 +111,10 @@ def test_another_document_is_not_a_plan(document):
         FleetPlan.from_dict(document)
 
 
-@pytest.mark.parametrize("kind", sorted({*KINDS} - {"orphans", "toy"}))
+@pytest.mark.parametrize("kind", sorted({*kinds()} - {"orphans", "toy"}))
 def test_each_step_has_a_method(kind):
-    for step in KINDS[kind].STEPS:
-        assert hasattr(KINDS[kind], f"_do_{step.name.replace('-', '_')}")
+    for step in kinds()[kind].STEPS:
+        assert hasattr(kinds()[kind], f"_do_{step.name.replace('-', '_')}")
 
 
 class Hooked(Toy):
@@ -124,7 +124,7 @@ class Hooked(Toy):
 
 
 def test_a_hook_is_a_step_that_can_stop_the_operation(scene, monkeypatch):
-    monkeypatch.setitem(KINDS, "toy", Hooked)
+    monkeypatch.setitem(kinds(), "toy", Hooked)
     with pytest.raises(OperationFailedError) as caught:
         apply(scene.fleet, Toy.plan(scene.fleet, scene.folder, fails="hook"))
     assert caught.value.undone

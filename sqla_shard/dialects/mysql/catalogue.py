@@ -72,6 +72,7 @@ class InformationTable:
     :ivar schema: column with the name of the database.
     :ivar table: column with the name of the table.
     :ivar columns: expressions that the digest covers.
+    :ivar counted: condition of the rows that are counted.
     """
 
     source: str
@@ -79,6 +80,7 @@ class InformationTable:
     table: str = "table_name"
     columns: tuple[str, ...]
     more: str = ""
+    counted: str = "FALSE"
 
     def statement(self, by_table: bool) -> TextClause:
         """Return the statement.
@@ -98,7 +100,8 @@ class InformationTable:
         statement = text(
             f"SELECT {schema} AS s, {table} AS t, "  # noqa: S608 - constants
             f"BIT_XOR(CAST(CONV(LEFT(SHA2(CONCAT_WS(',', {values}), 256), "
-            f"16), 16, 10) AS UNSIGNED)) AS d FROM {self.source} "
+            f"16), 16, 10) AS UNSIGNED)) AS d, SUM({self.counted}) AS n "
+            f"FROM {self.source} "
             f"WHERE {self.schema} IN :schemas {self.more} GROUP BY s, t"
         )
         for name in ("schemas", "tables"):
@@ -124,6 +127,7 @@ _I_S = "information_schema."
 TABLES = InformationTable(
     source=_I_S + "tables",
     columns=("table_type", "engine", "table_collation", "table_comment"),
+    counted="table_type = 'VIEW'",
 )
 DATABASES = InformationTable(
     source=_I_S + "schemata",
@@ -236,11 +240,6 @@ CHECKS: Mapping[bool, InformationTable] = {
         more="AND constraint_type = 'CHECK'",
     ),
 }
-#: The tables that are views.
-ARE_VIEWS = text(
-    "SELECT table_schema, table_name FROM information_schema.tables "
-    "WHERE table_schema IN :schemas AND table_type = 'VIEW'"
-).bindparams(bindparam("schemas", expanding=True))
 
 
 _SCHEMATA = text(
@@ -444,20 +443,22 @@ class _ServerCatalogue:
         }
 
     def _scan(self, schemas: list[str]) -> None:
-        for schema, table, digest in self._read(DATABASES, schemas):
+        for schema, table, digest, _ in self._read(DATABASES, schemas):
             self._found[schema] = {table: [f"database {digest}"]}
-        for schema, table, digest in self._read(TABLES, schemas):
+        views = set()
+        for schema, table, digest, count in self._read(TABLES, schemas):
             if schema in self._found:  # not created since
                 parts = self._found[schema].setdefault(table, [])
                 parts.append(f"table {digest}")
-        views = set()
-        if self._by_table:
-            rows = self._connection.execute(ARE_VIEWS, {"schemas": schemas})
-            views = {(self._fold(schema), table) for schema, table in rows}
-        self._add(VIEWS, schemas)
+            if count:
+                views.add((schema, table))
+        # The server would look for them among all tables.
+        if views:
+            self._add(VIEWS, schemas)
         for part in SEEN[self._mariadb]:
             # The columns of a view follow from its text.
-            self._add(part, schemas, views if part is COLUMNS else ())
+            is_seen = self._by_table and part is COLUMNS
+            self._add(part, schemas, views if is_seen else ())
 
     def _open(self, schemas: list[str]) -> None:
         self._add(CHECKS[self._mariadb], schemas)
@@ -465,11 +466,11 @@ class _ServerCatalogue:
         if not referring:
             return
         rows = list(self._read(REFERENCES, referring, by_table=True))
-        for schema, table, digest in rows:
+        for schema, table, digest, _ in rows:
             self._append(schema, table, f"references {table} {digest}")
-        tables = sorted({table for _, table, _ in rows})
+        tables = sorted({table for _, table, *_ in rows})
         if tables:
-            having = sorted({schema for schema, _, _ in rows})
+            having = sorted({schema for schema, *_ in rows})
             self._add(REFERENCING, having, tables=tables)
 
     def _referring(self, schemas: list[str]) -> list[str]:
@@ -499,7 +500,7 @@ class _ServerCatalogue:
         but: Container[tuple[str, str]] = (),
         tables: list[str] | None = None,
     ) -> None:
-        for schema, table, digest in self._read(part, schemas, tables=tables):
+        for schema, table, digest, _ in self._read(part, schemas, tables=tables):
             if (schema, table) not in but:
                 self._append(schema, table, f"{part.source} {digest}")
 
@@ -516,14 +517,14 @@ class _ServerCatalogue:
         *,
         by_table: bool = False,
         tables: list[str] | None = None,
-    ) -> Iterator[tuple[str, str, int]]:
+    ) -> Iterator[tuple[str, str, int, int]]:
         statement = part.statement(by_table or self._by_table)
         parameters = {"schemas": schemas}
         if tables is not None:
             parameters["tables"] = tables
         rows = self._connection.execute(statement, parameters)
-        for schema, table, digest in rows:
-            yield self._fold(schema), table, digest
+        for schema, table, digest, count in rows:
+            yield self._fold(schema), table, digest, count
 
 
 def _chunks(items: list[str], size: int | None) -> Iterator[list[str]]:
