@@ -307,6 +307,17 @@ def _place_objects(session: ShardSession) -> None:
             _place(session, state, parents, written)
     for state in unmodified:
         _log_collections(session, state)
+    found: set[InstanceState[Any]] | None = None
+    while found or found is None:
+        # What they refer to may have been placed by now.  In this order one look
+        # is enough for a chain of new objects, whose ends were looked at first.
+        found = set()
+        for state in reversed(roots):
+            links = links_of(state.mapper)
+            if not links.is_root and _has_own_shard(session, state, links, parents):
+                _place(session, state, parents, written)
+                found.add(state)
+        roots = [state for state in roots if state not in found]
     _place_roots(session, roots, parents, written)
     for (child, attribute), parent in parents.items():
         # A child that is not in the session is not written.
@@ -456,8 +467,9 @@ def _place(
     written: _Written,
 ) -> None:
     place = place_of(session, state.mapper, state.obj(), parents)
-    _check_references(session, state, place)
+    # First: what it refers to is placed with it, if that is new.
     written.add(state, place)
+    _check_references(session, state, place)
 
 
 def _own_shard(
@@ -477,7 +489,37 @@ def _own_shard(
         return shard_id
     if parent is not None and requested is not None and parent != requested:
         raise _parent_elsewhere_error(state, spec, requested, parent)
+    if parent is None and requested is None:
+        return _owner_shard(session, state, spec, parents or {})
     return requested if parent is None else parent
+
+
+def _owner_shard(
+    session: ShardSession, state: InstanceState[Any], spec: TableSpec, parents: _Parents
+) -> int | None:
+    """Return the shard of the first object that a root refers to, if it is known.
+
+    The row has to be on the shard of the foreign keys that are given, any of
+    which may be NULL.
+    """
+    links = links_of(state.mapper)
+    column = state.mapper.primary_key[spec.id_index or 0]
+    if state.key is not None or spec.colocation is not None or column.foreign_keys:
+        return None
+    owners = [state.dict.get(key) for key, _ in links.up]
+    for key, kind in links.references:
+        value = state.dict.get(key)
+        if value is not None:
+            return kind.layout.unpack(value).shard_id
+        owners.append(parents.get((state, key)))
+    for owner in owners:
+        if owner is None:
+            continue
+        other = instance_state(owner)
+        known = other.dict.get(links_of(other.mapper).id_attribute)
+        if other.key or other in session._placed or REQUESTED in other.dict or known:
+            return place_of(session, None, owner, parents).shard_id
+    return None
 
 
 def _parent_elsewhere_error(

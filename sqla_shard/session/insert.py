@@ -318,6 +318,8 @@ class _Placer:
             shard_id = self._requested(row)
         if shard_id is None:
             self._check_root()
+            shard_id = self._owner_shard(row)
+        if shard_id is None:
             shard_id = self._root_shard()
         self.check(row, shard_id)
         return self._session.places.place(self.keyspace, shard_id)
@@ -329,6 +331,15 @@ class _Placer:
             if value is not None and self._determines_shard(column):
                 shard_id: int = kind_of(column).shard_of(value, self._name)
                 return shard_id
+        return None
+
+    def _owner_shard(self, row: Mapping[str, Any]) -> int | None:
+        """Return the shard of the first object that a root refers to, if any."""
+        for column, names in self._columns:
+            value = _value(row, names)
+            if value is not None:
+                found: int = kind_of(column).layout.shard_of(value)
+                return found
         return None
 
     def _requested(self, row: Mapping[str, Any]) -> int | None:

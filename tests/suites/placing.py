@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 
 from sqla_shard import Cluster, exc
 from sqla_shard.session import RandomPlacement
@@ -20,6 +20,18 @@ from tests.suites.writing import pair
 
 def shard_of(instance: Any) -> int:
     return unpack(instance.id).shard_id
+
+
+def stored_on(cluster: Cluster, shard_id: int, instance: Any) -> int:
+    with cluster.begin() as session:
+        session.add(at(shard_id, instance))
+        session.flush()
+        return int(instance.id)
+
+
+def chain(last: Pin) -> list[Pin]:
+    middle = Pin(title="middle", root=last)
+    return [Pin(title="first", root=middle), middle, last]
 
 
 class Placement:
@@ -49,6 +61,45 @@ class Placement:
             pin.title = "changed"
             session.flush()
             assert shard_of(root) == 3
+
+    @pytest.mark.parametrize("order", [1, -1])
+    def test_roots_follow_what_they_refer_to(self, cluster, pins, order):
+        """Foreign keys that may be NULL refer to rows of the own shard, too."""
+        board = stored_on(cluster, 9, Board(name="b"))
+        for make in (
+            lambda s: [Pin(title="r", home_id=board)],
+            lambda s: [Pin(title="r", root_id=stored_on(cluster, 9, Pin(title="p")))],
+            # A chain, whose last one refers to a stored object.
+            lambda s: chain(Pin(title="r", home_id=board)),
+            lambda s: chain(at(9, Pin(title="r"))),
+            lambda s: [
+                Pin(title="r", root=s.get(Pin, stored_on(cluster, 9, Pin(title="p"))))
+            ],
+        ):
+            with cluster.session() as session:
+                new = make(session)[::order]
+                session.add_all(new)
+                session.flush()
+                assert {shard_of(one) for one in new} == {9}
+        for _ in range(10):
+            with cluster.session() as session:
+                new = chain(Pin(title="all are new"))[::order]
+                session.add_all(new)
+                session.flush()
+                assert len({shard_of(one) for one in new}) == 1
+
+    def test_rows_follow_what_they_refer_to(self, cluster):
+        row = {"title": "r", "home_id": stored_on(cluster, 9, Board(name="b"))}
+        for statement, rows in (
+            (insert(Pin), [row, row]),
+            (insert(Pin.__table__), row),
+            (insert(Pin).values(**row), None),
+        ):
+            with cluster.session() as session:
+                session.execute(statement, rows)
+                assert session.scalars(
+                    select(Pin.home_id).where(Pin.home_id == row["home_id"])
+                ).first()
 
     def test_reading_does_not_place(self, cluster, pins):
         class Fixed:
