@@ -218,8 +218,6 @@ def sign_up(username: str, email: str, password: str) -> User | None:
         user_id = lookup.sign_up(db.cluster, keys, add_user, username, email, password)
     except KeyTakenError:
         return None
-    # An open transaction of this request would not see the user.
-    db.session.rollback()
     return db.session.get(User, user_id)
 
 

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -16,14 +18,24 @@ from models import Base
 def cluster(request, tmp_path):
     """Run each test on SQLite, and on the servers that are installed."""
     if request.param == "sqlite":
+        copytree(request.getfixturevalue("sqlite_tables"), tmp_path, dirs_exist_ok=True)
         topology = sqlite_topology(tmp_path, servers=2, shards=4)
         with Cluster.from_topology(topology) as cluster:
-            cluster.create_all(Base.metadata)
             yield cluster
     else:
         cluster, empty = request.getfixturevalue(f"{request.param}_tables")
         yield cluster
         empty()
+
+
+@pytest.fixture(scope="session")
+def sqlite_tables(tmp_path_factory) -> Path:
+    """Create the tables in files that each test copies."""
+    path: Path = tmp_path_factory.mktemp("tables")
+    topology = sqlite_topology(path, servers=2, shards=4)
+    with Cluster.from_topology(topology) as cluster:
+        cluster.create_all(Base.metadata)
+    return path
 
 
 @pytest.fixture(scope="session")
