@@ -664,7 +664,7 @@ class EdgeCounts:
         This takes two statements.
         """
         edges, own = self._edges, self.table.c
-        found: list[dict[tuple[int, int], int]] = []
+        sides: list[dict[tuple[int, int], int]] = []
         for source, kind, number in (
             (edges.source_id, edges.kind, func.count()),
             (self._source, own.kind, func.sum(own.number)),
@@ -675,8 +675,8 @@ class EdgeCounts:
                 .group_by(source, kind),
                 bind_arguments={"place": place},
             )
-            found.append({(row[0], row[1]): int(row[2]) for row in rows})
-        counted, stored = found
+            sides.append({(row[0], row[1]): int(row[2]) for row in rows})
+        counted, stored = sides
         return sorted(
             {
                 key[0]

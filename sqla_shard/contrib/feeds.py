@@ -329,15 +329,15 @@ class FeedTables:
         values: dict[str, Any] = {"source": user_id}
         if authors is not None:
             values["owners"] = list(authors)
-        found: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        sources: tuple[dict[int, int], dict[int, int]] = ({}, {})
         rows = session.execute(
             self._related(authors is not None),
             values,
             bind_arguments={"place": self._place(session, user_id)},
         )
         for is_board, target_id, kind in rows.all():
-            found[is_board][target_id] = kind
-        return found
+            sources[is_board][target_id] = kind
+        return sources
 
     def _related(self, has_owners: bool) -> Any:
         """Return the SELECT of the relations of a user, built once.
@@ -531,12 +531,12 @@ class Feed(FeedTables):
     def _measure(self, session: ShardSession, author_id: int) -> int | None:
         """Return since when the posts of a user are pulled, if they are."""
         bind = {"place": self._place(session, author_id)}
-        found: int | None = session.scalar(
+        size: int | None = session.scalar(
             select(self.pulled.c.since).where(self.pulled.c.author_id == author_id),
             bind_arguments=bind,
         )
-        if found is not None:
-            return found
+        if size is not None:
+            return size
         table = self.follows.users_reversed
         some = (
             select(table.target_id)
@@ -600,8 +600,8 @@ class Feed(FeedTables):
         return Page(shown, following)
 
     def _id_of(self, post: Any) -> int:
-        found: int = inspect(post).identity[0]
-        return found
+        object_id: int = inspect(post).identity[0]
+        return object_id
 
     def _next(
         self,
@@ -621,14 +621,14 @@ class Feed(FeedTables):
         """
         if self.store is not None and authors is None:
             try:
-                found = self._stored(
+                stored = self._stored(
                     self.store, session, user_id, bound, number, cleans
                 )
             except FeedStoreError as error:
                 _log.warning("a feed is read from the tables: %s", error)
             else:
-                if found is not None:
-                    return found
+                if stored is not None:
+                    return stored
         entries = self.pull(session, user_id, bound, number, authors)
         return entries, _end_of(entries, number)
 
@@ -765,7 +765,7 @@ class Feed(FeedTables):
         :returns: entries by user; without users that do not differ.
         """
         store: Any = self.store
-        found: dict[int, list[Entry]] = {}
+        lists: dict[int, list[Entry]] = {}
         pulled = set(self._pulled_authors(session))
         for user_id in user_ids:
             feed = store.read(user_id, NEWEST, store.size)
@@ -776,8 +776,8 @@ class Feed(FeedTables):
             different = stored.symmetric_difference(tables)
             left = sorted(one for one in different if one.author_id not in pulled)
             if left:
-                found[user_id] = left
-        return found
+                lists[user_id] = left
+        return lists
 
 
 def _end_of(entries: Sequence[Entry], number: int) -> Bound | None:

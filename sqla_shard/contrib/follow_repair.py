@@ -105,11 +105,11 @@ def repair_follows(
     for place, here in _places(cluster, follows, at, len(steps)):
         step, shard, *pair = here
         while True:
-            found = steps[step](cluster, place, tuple(pair), batch, report)
-            report.compared += len(found)
-            if len(found) < batch:
+            pairs = steps[step](cluster, place, tuple(pair), batch, report)
+            report.compared += len(pairs)
+            if len(pairs) < batch:
                 break
-            pair = list(found[-1])
+            pair = list(pairs[-1])
             if rows is not None and report.compared >= rows:
                 report.position = (step, shard, pair[0], pair[1])
                 return report
@@ -224,8 +224,8 @@ def _boards(follows: Follows) -> Any:
                     board_id,
                     cross_shard="logged",
                 )
-        found: list[Pair] = compare(cluster, place, pair, batch, report)
-        return found
+        pairs: list[Pair] = compare(cluster, place, pair, batch, report)
+        return pairs
 
     return step
 
@@ -347,21 +347,21 @@ def purge_follows(
 
 def _purge(session: ShardSession, table: EdgeTable, place: Place, until: int) -> int:
     ended = [table.kind == 0, table.version < until]
-    found = session.execute(
+    rows = session.execute(
         select(table.source_id, table.target_id).where(*ended).limit(_PURGED),
         bind_arguments={"place": place},
     ).all()
-    for source_id, target_id in found:
+    for source_id, target_id in rows:
         session.execute(
             delete(table.table).where(
                 table.source_id == source_id, table.target_id == target_id, *ended
             ),
             bind_arguments={"place": place},
         )
-    if table.counts and found:
-        sources = {source_id for source_id, _ in found}
+    if table.counts and rows:
+        sources = {source_id for source_id, _ in rows}
         table.counts.forget_empty(session, place, sources)
-    return len(found)
+    return len(rows)
 
 
 def forget_deleted_board(

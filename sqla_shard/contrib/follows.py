@@ -260,8 +260,8 @@ class FollowLists:
 
         :returns: EXPLICIT or IMPLICIT, by user; without the others.
         """
-        found = self.users.kinds(session, user_id, user_ids)
-        return _following(found)
+        kinds = self.users.kinds(session, user_id, user_ids)
+        return _following(kinds)
 
     def followed_by(
         self, session: ShardSession, user_id: int, user_ids: Iterable[int]
@@ -270,8 +270,8 @@ class FollowLists:
 
         :returns: EXPLICIT or IMPLICIT, by user; without the others.
         """
-        found = self.users_reversed.kinds(session, user_id, user_ids)
-        return _following(found)
+        kinds = self.users_reversed.kinds(session, user_id, user_ids)
+        return _following(kinds)
 
     def follows_boards(
         self, session: ShardSession, user_id: int, boards: Iterable[tuple[int, int]]
@@ -281,11 +281,11 @@ class FollowLists:
         :param boards: the id and the owner of each board.
         """
         wanted = dict(boards)
-        found = self.relations(session, user_id, wanted.values(), wanted)
+        relations = self.relations(session, user_id, wanted.values(), wanted)
         return {
             board_id
             for board_id, owner_id in wanted.items()
-            if found.includes(owner_id, board_id)
+            if relations.includes(owner_id, board_id)
         }
 
     def relations(
@@ -305,10 +305,10 @@ class FollowLists:
             {"source": user_id, "users": users, "boards": boards},
             bind_arguments={"place": self.users.place(session, user_id)},
         )
-        found = Relations({}, {})
+        relations = Relations({}, {})
         for is_board, target_id, kind in rows.all():
-            found[is_board][target_id] = kind
-        return found
+            relations[is_board][target_id] = kind
+        return relations
 
     def _relations_statement(self) -> Any:
         parts = []
@@ -453,10 +453,10 @@ class FollowLists:
                 if until is not None:
                     conditions.append(table.sequence <= until)
                 place = table.place(session, source_id)
-                found = table.after(
+                edges = table.after(
                     session, place, (source_id, last), batch, *conditions
                 )
-                users = [pair[1] for pair, _ in found]
+                users = [pair[1] for pair, _ in edges]
                 last = users[-1] if len(users) == batch else None
                 if number == 0:
                     users = self._without_unfollowers(session, board_id, users)
@@ -468,9 +468,9 @@ class FollowLists:
     def _without_unfollowers(
         self, session: ShardSession, board_id: int, users: list[int]
     ) -> list[int]:
-        found = self.boards_reversed.kinds(session, board_id, users)
+        choices = self.boards_reversed.kinds(session, board_id, users)
         left = BoardChoice.UNFOLLOWED
-        return [one for one in users if found.get(one) != left]
+        return [one for one in users if choices.get(one) != left]
 
 
 def _following(kinds: dict[int, int]) -> dict[int, FollowKind]:
@@ -738,10 +738,10 @@ class Follows(FollowLists):
                 follower_id=follower_id,
                 target_id=user_id,
             )
-        found = session.scalar(
+        edge = session.scalar(
             select(self._user_id).where(self._user_id == follower_id).with_for_update()
         )
-        if found is None and must_exist:
+        if edge is None and must_exist:
             raise FollowRefusedError(
                 f"there is no {self.user.__name__} {follower_id}",
                 follower_id=follower_id,
@@ -863,8 +863,8 @@ class Follows(FollowLists):
                 both["boards" if index else "users"] = some
                 one = self.apply.name, other.place(session, near), both
                 yield _call_step(session, place, one, near, other.name)
-        found = self.users_reversed.lasting(session, place, ids)
-        ended = [[pair[1], pair[0]] for pair, _ in found]
+        edges = self.users_reversed.lasting(session, place, ids)
+        ended = [[pair[1], pair[0]] for pair, _ in edges]
         for near, some in _by_shard(ended):
             both = {"users": some, "boards": []}
             one = self.forget.name, self.users.place(session, near), both
@@ -877,8 +877,8 @@ class Follows(FollowLists):
         self, session: ShardSession, place: Place, ids: Sequence[int], scatter: bool
     ) -> Iterator[Work]:
         """Yield the steps that end the edges to boards to be deleted."""
-        found = self.boards_reversed.lasting(session, place, ids)
-        ended = [[pair[1], edge.number, pair[0]] for pair, edge in found]
+        edges = self.boards_reversed.lasting(session, place, ids)
+        ended = [[pair[1], edge.number, pair[0]] for pair, edge in edges]
         for near, some in _by_shard(ended):
             both: dict[str, Any] = {"users": [], "boards": some}
             one = self.forget.name, self.boards.place(session, near), both

@@ -62,10 +62,10 @@ class RedisDatabases:
 
     def grouped(self, object_ids: Iterable[int]) -> dict[int, list[int]]:
         """Return objects by the number of their database."""
-        found: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for one in object_ids:
-            found.setdefault(self.number_of(one), []).append(one)
-        return found
+            groups.setdefault(self.number_of(one), []).append(one)
+        return groups
 
     def run(
         self,
@@ -624,9 +624,9 @@ class FollowStore:
     ) -> dict[int, Edge] | None:
         """Return the edges to given targets."""
         members = [_list_member(one) for one in target_ids]
-        found = self._read(table, source_id, _SOME, *members)
+        values = self._read(table, source_id, _SOME, *members)
         return self._decoded(
-            *(table, source_id, found),
+            *(table, source_id, values),
             lambda contents: {
                 target_id: _edge(content)
                 for target_id, content in zip(target_ids, contents, strict=True)
@@ -636,10 +636,10 @@ class FollowStore:
 
     def count(self, table: str, source_id: int) -> dict[int, int] | None:
         """Return the number of edges of each kind."""
-        found = self._read(table, source_id, _COUNT)
-        if found is None:
+        values = self._read(table, source_id, _COUNT)
+        if values is None:
             return None
-        return dict(zip(_KINDS, found, strict=True))
+        return dict(zip(_KINDS, values, strict=True))
 
     def newest(
         self,
@@ -658,17 +658,17 @@ class FollowStore:
             *(table, source_id, _NEWEST),
             *(at, _list_member(before), number, *map(int, kinds)),
         )
-        found = self._decoded(
+        values = self._decoded(
             *(table, source_id, flat),
             lambda flat: [
                 Related(int(member), *_edge(content)[:3])
                 for member, content in zip(flat[::2], flat[1::2], strict=True)
             ],
         )
-        if found is None:
+        if values is None:
             return None
-        found.sort(key=lambda one: (one.sequence, one.id), reverse=True)
-        return found[:number]
+        values.sort(key=lambda one: (one.sequence, one.id), reverse=True)
+        return values[:number]
 
     def whole(
         self, table: str, source_id: int
@@ -677,8 +677,8 @@ class FollowStore:
 
         :returns: edges by target; the target, kind and time of each entry.
         """
-        found = self._read(table, source_id, _WHOLE)
-        return self._decoded(table, source_id, found, self._whole)
+        values = self._read(table, source_id, _WHOLE)
+        return self._decoded(table, source_id, values, self._whole)
 
     def _whole(
         self, found: list[Any]
@@ -710,8 +710,8 @@ class FollowStore:
         :returns: None if the list is too long.
         """
         token = f"{_BUILDING}{token_hex(8)}"
-        found = self._run(table, source_id, _BEGIN_LIST, token, self._expires)
-        state = _text(found)
+        answer = self._run(table, source_id, _BEGIN_LIST, token, self._expires)
+        state = _text(answer)
         return None if state == _LONG else state
 
     def finish(

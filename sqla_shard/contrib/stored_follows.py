@@ -166,13 +166,13 @@ class StoredFollows(FollowLists):
         if store is None:
             return None
         try:
-            found = question(store)
-            if found is None and self._build(store, session, table, source_id):
-                found = question(store)
+            answer = question(store)
+            if answer is None and self._build(store, session, table, source_id):
+                answer = question(store)
         except FeedStoreError as error:
             _log.warning("a follow graph is read from the tables: %s", error)
             return None
-        return found
+        return answer
 
     def _build(
         self,
@@ -224,7 +224,7 @@ class StoredFollows(FollowLists):
         :raises WrongTypeError: if an id is of another class.
         """
         store = required(self.store, "StoredFollows.store")
-        found: dict[tuple[str, int], list[int]] = {}
+        lists: dict[tuple[str, int], list[int]] = {}
         for object_id in object_ids:
             for table in self._tables_of(object_id):
                 whole = store.whole(table.name, object_id)
@@ -238,8 +238,8 @@ class StoredFollows(FollowLists):
                 targets = {one[0] for one in different}
                 targets |= {one[0] for one in entries ^ sorted_sets}
                 if targets:
-                    found[table.name, object_id] = sorted(targets)
-        return found
+                    lists[table.name, object_id] = sorted(targets)
+        return lists
 
     def _tables_of(self, object_id: int) -> tuple[EdgeTable, ...]:
         """Return the tables with lists of a user or a board."""
@@ -264,25 +264,25 @@ class _StoredEdges(EdgeTable):
         wanted = list(target_ids)
         if not wanted:
             return {}
-        found = self._lists.read(
+        values = self._lists.read(
             session,
             self,
             source_id,
             lambda store: store.some(self.name, source_id, wanted),
         )
-        if found is None:
+        if values is None:
             return super().kinds(session, source_id, wanted)
-        return {one: edge.kind for one, edge in found.items() if edge.kind}
+        return {one: edge.kind for one, edge in values.items() if edge.kind}
 
     def count(
         self, session: ShardSession, source_id: int, kinds: Iterable[int]
     ) -> dict[int, int]:
-        found = self._lists.read(
+        values = self._lists.read(
             session, self, source_id, lambda store: store.count(self.name, source_id)
         )
-        if found is None:
+        if values is None:
             return super().count(session, source_id, kinds)
-        return {kind: found[kind] for kind in kinds}
+        return {kind: values[kind] for kind in kinds}
 
     def newest(
         self,
@@ -292,15 +292,15 @@ class _StoredEdges(EdgeTable):
         bound: tuple[int, int],
         number: int,
     ) -> list[Related]:
-        found = self._lists.read(
+        values = self._lists.read(
             session,
             self,
             source_id,
             lambda store: store.newest(self.name, source_id, kinds, bound, number),
         )
-        if found is None:
+        if values is None:
             return super().newest(session, source_id, kinds, bound, number)
-        return found
+        return values
 
 
 def _edges(

@@ -97,8 +97,8 @@ def duplicates_of(
     keys = sorted(one.unique_key for one in jobs if one.unique_key is not None)
     if not keys:
         return {}
-    found = session.execute(_COUNTS, {"keys": keys}, bind_arguments=at)
-    return {row.job_id: row.duplicates for row in found}
+    rows = session.execute(_COUNTS, {"keys": keys}, bind_arguments=at)
+    return {row.job_id: row.duplicates for row in rows}
 
 
 def free_key(session: ShardSession, at: dict[str, Any], job: Keyed) -> bool:
@@ -386,11 +386,11 @@ def readable(row: Any, *columns: str) -> dict[str, Any]:
 
     :param columns: their names.
     """
-    found: dict[str, Any] = {"damage": None}
+    values: dict[str, Any] = {"damage": None}
     for name in columns:
         text = getattr(row, name)
         is_object = name != "checkpoint"
-        found[name] = {} if is_object else None
+        values[name] = {} if is_object else None
         if text is None:
             continue
         try:
@@ -398,14 +398,14 @@ def readable(row: Any, *columns: str) -> dict[str, Any]:
             if is_object and not isinstance(value, dict):
                 raise ValueError("it is not a JSON object")
         except ValueError as error:
-            found["damage"] = JobArgumentError(
+            values["damage"] = JobArgumentError(
                 f"cannot be read: {error}. The job fails; delete it, or repair its row",
                 task=row.task,
                 parameter=name,
             )
         else:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 held: ColumnElement[bool] = and_(
@@ -435,16 +435,16 @@ def acknowledge(session: ShardSession, jobs: Sequence[ClaimedJob]) -> None:
         the error are acknowledged.
     """
     lost: list[ClaimedJob] = []
-    for token, its in _by_token(jobs):
-        at = {"place": place_at(session, its[0].address)}
+    for token, claimed in _by_token(jobs):
+        at = {"place": place_at(session, claimed[0].address)}
         again = {
             job.local_id
-            for job in _locked(session, at, token, its)
+            for job in _locked(session, at, token, claimed)
             if not free_key(session, at, job)
         }
-        last = [job for job in its if job.local_id not in again]
+        last = [job for job in claimed if job.local_id not in again]
         lost += _end(session, at, token, last, _ACKNOWLEDGE)
-        repeated = [job for job in its if job.local_id in again]
+        repeated = [job for job in claimed if job.local_id in again]
         lost += _end(session, at, token, repeated, _AGAIN)
     if lost:
         raise JobClaimLostError(jobs=tuple(map(str, lost)))
@@ -464,8 +464,8 @@ def _locked(
     if not keyed:
         return []
     values = {"ids": sorted(keyed), "the_token": token}
-    found = session.execute(_LOCK, values, bind_arguments=at).scalars()
-    return [keyed[number] for number in sorted(found)]
+    numbers = session.execute(_LOCK, values, bind_arguments=at).scalars()
+    return [keyed[number] for number in sorted(numbers)]
 
 
 def _end(
@@ -652,11 +652,11 @@ def _by_token(
     jobs: Iterable[ClaimedJob],
 ) -> Iterator[tuple[bytes, Sequence[ClaimedJob]]]:
     """Yield tokens with their jobs, for one statement each."""
-    found: dict[bytes, list[ClaimedJob]] = {}
+    groups: dict[bytes, list[ClaimedJob]] = {}
     for job in jobs:
-        found.setdefault(job.token, []).append(job)
-    for token, its in found.items():
-        for some in _chunked(its):
+        groups.setdefault(job.token, []).append(job)
+    for token, claimed in groups.items():
+        for some in _chunked(claimed):
             yield token, some
 
 
@@ -694,12 +694,12 @@ def extend(
         by_shard.setdefault(job.address, []).append(job)
     lost: list[ClaimedJob] = []
     is_first = True
-    for address, its in sorted(by_shard.items()):
+    for address, claimed in sorted(by_shard.items()):
         place = place_at(session, address)
         if is_first:
             place.backend.begin_skipping(session.root_connection(place))
         is_first = False
-        for some in _chunked(its):
+        for some in _chunked(claimed):
             lost += _extend(session, {"place": place}, some, lease)
     return lost
 
@@ -708,8 +708,8 @@ def _extend(
     session: ShardSession, at: dict[str, Any], jobs: Sequence[ClaimedJob], lease: float
 ) -> list[ClaimedJob]:
     which = {"ids": sorted({job.local_id for job in jobs})}
-    found = session.execute(_LOCKED_STATES, which, bind_arguments=at).all()
-    rows = {row.id: row for row in found}
+    states = session.execute(_LOCKED_STATES, which, bind_arguments=at).all()
+    rows = {row.id: row for row in states}
     valid = [
         job for job in jobs if job.local_id in rows and _holds(job, rows[job.local_id])
     ]
@@ -727,8 +727,8 @@ def _extend(
         return []
     # Without locks: a row that is locked still has the token.
     which = {"ids": sorted({job.local_id for job in rest})}
-    found = session.execute(_STATES, which, bind_arguments=at).all()
-    theirs = {row.id: row for row in found}
+    states = session.execute(_STATES, which, bind_arguments=at).all()
+    theirs = {row.id: row for row in states}
     return [
         job
         for job in rest
@@ -758,10 +758,10 @@ def confirm(session: ShardSession, jobs: Sequence[ClaimedJob]) -> list[ClaimedJo
     """
     place = place_at(session, jobs[0].address)
     place.backend.begin_skipping(session.root_connection(place))
-    found: set[int] = set()
-    for token, its in _by_token(jobs):
-        values = {"ids": sorted(job.local_id for job in its), "the_token": token}
-        found.update(
+    ids: set[int] = set()
+    for token, claimed in _by_token(jobs):
+        values = {"ids": sorted(job.local_id for job in claimed), "the_token": token}
+        ids.update(
             session.execute(_HELD, values, bind_arguments={"place": place}).scalars()
         )
-    return [job for job in jobs if job.local_id in found]
+    return [job for job in jobs if job.local_id in ids]

@@ -285,10 +285,10 @@ def current_job() -> RunningJob:
 
     :raises LookupError: if none runs.
     """
-    found = _current.get()
-    if found is None:
+    job = _current.get()
+    if job is None:
         raise LookupError("no job runs in this thread or task")
-    return found
+    return job
 
 
 class JobLogFilter(logging.Filter):

@@ -144,12 +144,12 @@ def hints_of(cluster: Cluster | Loops) -> Hints:
     if isinstance(cluster, Loops):
         cluster = cluster.synchronous
     with _lock:
-        found = _known.get(cluster)
-        if found is None:
-            found = _known[cluster] = Hints()
+        hints = _known.get(cluster)
+        if hints is None:
+            hints = _known[cluster] = Hints()
             # A cluster that nobody closes ends with the process at the latest.
-            finalize(cluster, found.close)
-        return found
+            finalize(cluster, hints.close)
+        return hints
 
 
 def publish_after_commit(session: Any, groups: Collection[DueGroup], _: bool) -> None:
@@ -217,17 +217,17 @@ class _Exchange:
     def _send(self) -> None:
         pause = threading.Event()
         while True:
-            found = [self._waiting.get()]
+            waiting = [self._waiting.get()]
             while not self._waiting.empty():
-                found.append(self._waiting.get())
-            groups = {group for some in found if some is not None for group in some}
+                waiting.append(self._waiting.get())
+            groups = {group for some in waiting if some is not None for group in some}
             try:
                 if groups:
                     self._channel.send(_packed(groups))
                     self._failing.discard("sending")
             except Exception as error:  # The client raises others than its own.
                 self._report("sending", error)
-            if None in found:
+            if None in waiting:
                 return
             pause.wait(self._channel.pause)
 
@@ -279,7 +279,7 @@ _TYPES = [str, int, str, int]
 def _unpacked(data: bytes) -> set[DueGroup]:
     """Return the groups of a message; others may have written it."""
     try:
-        found = parsed_json(data)
+        groups = parsed_json(data)
     except ValueError:
         return set()
     return {
@@ -290,7 +290,7 @@ def _unpacked(data: bytes) -> set[DueGroup]:
             queue=one[2],
             priority=one[3],
         )
-        for one in (found if isinstance(found, list) else ())
+        for one in (groups if isinstance(groups, list) else ())
         if isinstance(one, list) and list(map(type, one)) == _TYPES
     }
 
@@ -374,8 +374,8 @@ class _Redis:
         with client.pubsub(ignore_subscribe_messages=True) as pubsub:
             pubsub.subscribe(self._name)
             while not end.is_set():
-                found = pubsub.get_message(timeout=_LOOK)
-                yield None if found is None else found["data"]
+                message = pubsub.get_message(timeout=_LOOK)
+                yield None if message is None else message["data"]
 
     def close(self) -> None:
         self._client.close()

@@ -144,9 +144,9 @@ def count_queues(cluster: Cluster) -> list[QueueCount]:
 
 def queue_counts(cluster: Cluster) -> tuple[list[QueueCount], list[UnreachableServer]]:
     """Return the numbers of jobs of all queues, and the unreachable servers."""
-    found, unreachable = scan(cluster, _read_counts, purpose="jobs", kinds=("objects",))
+    rows, unreachable = scan(cluster, _read_counts, purpose="jobs", kinds=("objects",))
     sums: dict[str, QueueCount] = {}
-    for one in found:
+    for one in rows:
         before = sums.get(one.queue)
         sums[one.queue] = one if before is None else _sum(before, one)
     return [sums[name] for name in sorted(sums)], unreachable
@@ -219,7 +219,7 @@ def _read_counts(session: ShardSession, places: Sequence[Place]) -> list[QueueCo
         if row.state == PENDING and row.first <= row.now:
             age = row.now - row.first
             ages[row.queue] = max(ages.get(row.queue, age), age)
-    found: list[QueueCount] = []
+    counts: list[QueueCount] = []
     queues = sorted(names)
     for start in range(0, len(queues), _MOST_QUEUES):
         some = queues[start : start + _MOST_QUEUES]
@@ -228,11 +228,11 @@ def _read_counts(session: ShardSession, places: Sequence[Place]) -> list[QueueCo
             {f"queue{number}": name for number, name in enumerate(some)},
             bind_arguments={"places": places},
         ).all()
-        found += [
+        counts += [
             _counted(rows, number, name, ages.get(name))
             for number, name in enumerate(some)
         ]
-    return found
+    return counts
 
 
 def _counted(
@@ -283,11 +283,11 @@ def task_counts(
     unreachable: dict[str, UnreachableServer] = {}
     for state in JobState:
         values = {"state": state.value, "queue": queue}
-        found, missed = scan(
+        rows, missed = scan(
             cluster, partial(_read_tasks, values), purpose="jobs", kinds=("objects",)
         )
         unreachable.update((one.server, one) for one in missed)
-        for row in found:
+        for row in rows:
             sums_of = sums.setdefault((row.task, state), [0, 0])
             sums_of[0] += row.count
             # Of pending jobs every attempt has failed.
@@ -442,8 +442,8 @@ def _change(session: ShardSession, queue: str, values: dict[str, Any]) -> QueueL
     session.execute(
         update(QUEUES).where(_this).values(**values), which, bind_arguments=at
     )
-    found = session.execute(_SELECT.where(_this), which, bind_arguments=at)
-    return QueueLimit(**found.one()._mapping)
+    row = session.execute(_SELECT.where(_this), which, bind_arguments=at)
+    return QueueLimit(**row.one()._mapping)
 
 
 _BUCKET = (
@@ -530,9 +530,9 @@ class LimitedQueues:
             return 0
         tokens, end = self._tokens.get(queue, (0, -inf))
         if monotonic() >= end:
-            found = self._call(self._cluster.run, take_tokens, queue, wanted)
-            tokens, end = found or 0, monotonic() + _VALID
-            if found == 0 and limit.per_second:
+            granted = self._call(self._cluster.run, take_tokens, queue, wanted)
+            tokens, end = granted or 0, monotonic() + _VALID
+            if granted == 0 and limit.per_second:
                 # Others have them; do not ask before there is one again.
                 end = monotonic() + min(_VALID, 1 / limit.per_second)
             self._tokens[queue] = tokens, end
@@ -542,22 +542,22 @@ class LimitedQueues:
         """Read the settings again if it is time to."""
         if monotonic() >= self._next_read:
             self._next_read = monotonic() + _REFRESH
-            found = self._call(limits, self._cluster)
-            if found is not None:
-                self._limits = {one.queue: one for one in found}
+            limits_now = self._call(limits, self._cluster)
+            if limits_now is not None:
+                self._limits = {one.queue: one for one in limits_now}
                 self._is_known = True
 
     def use(self, queue: str, count: int) -> None:
         """Record that jobs of a queue were claimed."""
         if queue in self._tokens:
             tokens, end = self._tokens[queue]
-            left = tokens - count
-            self._tokens[queue] = left, end if left > 0 else -inf
+            rest = tokens - count
+            self._tokens[queue] = rest, end if rest > 0 else -inf
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         """Return the result of a function; None if the server has failed."""
         try:
-            found = function(*arguments)
+            result = function(*arguments)
         except SQLAlchemyError as error:
             if self.error is None:
                 _log.warning(
@@ -568,4 +568,4 @@ class LimitedQueues:
             self.error = error
             return None
         self.error = None
-        return found
+        return result

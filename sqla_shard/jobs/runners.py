@@ -624,16 +624,16 @@ class Runners:
 
     def take_back(self) -> list[RunningJob]:
         """Return the jobs that have not started; they are not run any more."""
-        found: list[RunningJob] = []
+        jobs: list[RunningJob] = []
         if self._loop is not None:
-            found += self._loop.take_back()
+            jobs += self._loop.take_back()
         while True:
             try:
                 one = self._queue.get_nowait()
             except queue.Empty:
-                return found
+                return jobs
             if one is not None:
-                found.append(one)
+                jobs.append(one)
 
     def close(self) -> None:
         """Cancel the tasks of the event loop, and end threads that are idle.
@@ -766,12 +766,12 @@ class _JobLoop:
 
     def take_back(self) -> list[RunningJob]:
         # Not in the loop: a job may block it.
-        found: list[RunningJob] = []
+        jobs: list[RunningJob] = []
         while True:
             try:
-                found.append(self._waiting.popleft())
+                jobs.append(self._waiting.popleft())
             except IndexError:
-                return found
+                return jobs
 
     def close(self) -> None:
         self._waiting.clear()

@@ -266,13 +266,13 @@ def jobs_of(
     jobs: list[StoredJob] = []
     unreachable: dict[str, UnreachableServer] = {}
     for state in states:
-        found, missed = scan(
+        rows, missed = scan(
             cluster,
             partial(_read, _OF_QUEUE, {**values, "state": state.value}),
             purpose="jobs",
             kinds=("objects",),
         )
-        jobs += found
+        jobs += rows
         unreachable.update((one.server, one) for one in missed)
     return JobPage(
         jobs=_sorted(jobs)[:limit],
@@ -312,8 +312,8 @@ def _read(
 
 def _stored(keyspace: str, row: Any) -> StoredJob:
     key = row.unique_key
-    found = readable(row, "arguments", "checkpoint")
-    damage = found.pop("damage")
+    values = readable(row, "arguments", "checkpoint")
+    damage = values.pop("damage")
     return StoredJob(
         keyspace=keyspace,
         shard_id=row.shard_id,
@@ -328,7 +328,7 @@ def _stored(keyspace: str, row: Any) -> StoredJob:
         max_attempts=row.max_attempts,
         unique_key=None if key is None else key.decode(errors="backslashreplace"),
         error=str(damage) if row.error is None and damage else row.error,
-        **found,
+        **values,
     )
 
 

@@ -374,9 +374,9 @@ class Schedule:
     def add(self, groups: Iterable[DueGroup]) -> None:
         """Take over groups that are said to have a due job."""
         for group in groups:
-            its = self._groups.setdefault(group.address, [])
-            if group not in its:
-                its.append(group)
+            known = self._groups.setdefault(group.address, [])
+            if group not in known:
+                known.append(group)
                 self.is_empty = False
 
     @property
@@ -395,17 +395,17 @@ class Schedule:
 
     def surveyed(self, groups: Iterable[DueGroup], places: Places) -> None:
         """Take over the result of a survey."""
-        found: dict[Address, list[DueGroup]] = {}
+        by_address: dict[Address, list[DueGroup]] = {}
         for group in groups:
-            found.setdefault(group.address, []).append(group)
-        addresses = list(found)
+            by_address.setdefault(group.address, []).append(group)
+        addresses = list(by_address)
         self._rng.shuffle(addresses)
-        self._groups = {address: found[address] for address in addresses}
-        self.is_empty = not found
+        self._groups = {address: by_address[address] for address in addresses}
+        self.is_empty = not by_address
         if places is not self._places:
             self._places = places
             self._longest = max(_LONGEST_PAUSE, _statements(places) / _STATEMENTS)
-        if found:
+        if by_address:
             self._pause = _FIRST_PAUSE
         else:
             self._pause = min(self._pause * 2, self._longest)
@@ -431,9 +431,9 @@ class Schedule:
 
     def emptied(self, address: Address, groups: Sequence[DueGroup]) -> None:
         """Forget groups without due jobs; the other shards come first."""
-        left = [one for one in self._groups.pop(address, ()) if one not in groups]
-        if left:
-            self._groups[address] = left
+        rest = [one for one in self._groups.pop(address, ()) if one not in groups]
+        if rest:
+            self._groups[address] = rest
 
     def drop(self, address: Address) -> None:
         """Forget a shard until the next survey, which is not made soon."""

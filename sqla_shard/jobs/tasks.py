@@ -239,9 +239,9 @@ class Crontab:
             if self._matches(day):
                 for hour in sorted(self._fields["hour"]):
                     for minute in sorted(self._fields["minute"]):
-                        found = datetime.combine(day, time(hour, minute))
-                        if found > moment:
-                            return found
+                        due = datetime.combine(day, time(hour, minute))
+                        if due > moment:
+                            return due
             day += _DAY
         raise self._error("matches no day")
 
@@ -259,7 +259,7 @@ class Crontab:
     def _parsed(self, name: str, text: str) -> frozenset[int]:
         """Return the numbers of a field."""
         least, most = _FIELDS[name]
-        found: set[int] = set()
+        numbers: set[int] = set()
         for part in text.split(","):
             match = _PART.fullmatch(part)
             if match is None:
@@ -271,8 +271,8 @@ class Crontab:
                 high = int(last) if last else (most if step else low)
             if not least <= low <= high <= most or step == "0":
                 raise self._error(f"{name} {part!r} is not valid")
-            found.update(range(low, high + 1, int(step or 1)))
-        return frozenset(found)
+            numbers.update(range(low, high + 1, int(step or 1)))
+        return frozenset(numbers)
 
     def _error(self, message: str) -> JobOptionError:
         return JobOptionError(

@@ -142,11 +142,11 @@ def _clean_shard(
     :param counts: is increased by the number of changed rows.
     """
     for group in groups:
-        found: int | None = MOST_IDS
-        while found is not None and found >= MOST_IDS:
-            found = cluster.run(_change, group, ages[group.state])
-            counts[group.state] += found or 0
-            if found and group.state is JobState.RUNNING:
+        count: int | None = MOST_IDS
+        while count is not None and count >= MOST_IDS:
+            count = cluster.run(_change, group, ages[group.state])
+            counts[group.state] += count or 0
+            if count and group.state is JobState.RUNNING:
                 # A look for work may be made before, and the next one late.
                 pending = replace(group, state=JobState.PENDING)
                 hints_of(cluster).publish(frozenset([pending]))
@@ -299,9 +299,9 @@ def deliver(cluster: Cluster) -> DeliveryReport:
     Invalidations are left to others, and reported, if the cluster has no
     cache.
     """
-    found, unreachable = read_all(cluster, _WHICH, _WHICH, since(KEEP))
+    rows, unreachable = read_all(cluster, _WHICH, _WHICH, since(KEEP))
     report = DeliveryReport(problems=unreachable_lines(unreachable))
-    kinds = {row.kind for _, row in found}
+    kinds = {row.kind for _, row in rows}
     if _OPERATIONS in kinds:
         done = cluster.repair()
         report.applied = done.applied
@@ -383,15 +383,15 @@ def exchange(
     lost = _write(session, outcomes)
     claimed: list[ClaimedJob] = []
     emptied: list[DueGroup] = []
-    left = dict(allowed)
+    room = dict(allowed)
     for group in groups:
-        wanted = min(limit - len(claimed), left[group.queue])
+        wanted = min(limit - len(claimed), room[group.queue])
         if wanted < 1:
             continue
-        found = claim(session, place, group.queue, group.priority, wanted, lease=lease)
-        claimed += found
-        left[group.queue] -= len(found)
-        if len(found) < wanted:
+        taken = claim(session, place, group.queue, group.priority, wanted, lease=lease)
+        claimed += taken
+        room[group.queue] -= len(taken)
+        if len(taken) < wanted:
             emptied.append(group)
     return Exchange(claimed=claimed, emptied=emptied, lost=lost)
 
@@ -568,9 +568,9 @@ class Exchanges:
         lost: list[str] = []
         count = 0
         for address in list(self._waiting):
-            found = self.send(address)
-            if found is not None:
-                lost += found.lost
+            failed = self.send(address)
+            if failed is not None:
+                lost += failed.lost
                 count += 1
         # Do not retry immediately outcomes that could not be written.
         self._oldest = monotonic() + _PAUSE
@@ -583,7 +583,7 @@ class Exchanges:
 
         :returns: jobs, and when their claims expire.
         """
-        found: list[tuple[list[ClaimedJob], float]] = []
+        settled: list[tuple[list[ClaimedJob], float]] = []
         for doubt in list(self._doubts):
             now = monotonic()
             if now < doubt.next_try:
@@ -602,7 +602,7 @@ class Exchanges:
                 claimed = []
             self._doubts.remove(doubt)
             if claimed:
-                found.append((claimed, doubt.expires))
+                settled.append((claimed, doubt.expires))
             else:
                 self._add_again(doubt.outcomes)
-        return found
+        return settled

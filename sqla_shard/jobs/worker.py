@@ -416,18 +416,18 @@ class Worker:
     def _take_hints(self) -> None:
         """Take over the hints since the last round."""
         self._is_notified = False
-        found: set[DueGroup] = set()
+        hinted: set[DueGroup] = set()
         while not self._hints.empty():
             groups = self._hints.get()
             if groups is None:
                 self._schedule.look_now()
             else:
-                found.update(one for one in groups if one.queue in self._queues)
-        if found:
+                hinted.update(one for one in groups if one.queue in self._queues)
+        if hinted:
             topology, queues = self._cluster.topology, self._limits.open_queues()
             self._schedule.add(
                 one
-                for one in found
+                for one in hinted
                 if one.queue in queues
                 # Of another cluster, or of another epoch of this one.
                 and (space := topology.keyspaces.get(one.keyspace)) is not None
@@ -458,17 +458,17 @@ class Worker:
             for name in {group.queue for group in groups}
         }
         expires = monotonic() + self._lease
-        found = None
+        exchange = None
         if any(allowed.values()):
-            found = self._exchanges.send(address, groups, limit, allowed)
-        if found is None:
+            exchange = self._exchanges.send(address, groups, limit, allowed)
+        if exchange is None:
             self._schedule.drop(address)
             return
-        self._refused(found.lost)
-        for name, count in Counter(j.queue for j in found.claimed).items():
+        self._refused(exchange.lost)
+        for name, count in Counter(j.queue for j in exchange.claimed).items():
             self._limits.use(name, count)
-        self._schedule.emptied(address, found.emptied)
-        self._begin(found.claimed, expires)
+        self._schedule.emptied(address, exchange.emptied)
+        self._begin(exchange.claimed, expires)
 
     def _begin(self, jobs: Sequence[ClaimedJob], expires: float) -> None:
         """Run jobs that were claimed.

@@ -331,11 +331,11 @@ def classes_of(mixin: type[Any], classes: Iterable[Any] | None) -> list[type[Any
     :param classes: the classes; None for all classes of this process.
     :raises ValueError: for another class, or two of the same name.
     """
-    found: list[Any] = list(
+    mapped: list[Any] = list(
         dict.fromkeys(mapped_classes(mixin) if classes is None else classes)
     )
     names: set[str] = set()
-    for cls in found:
+    for cls in mapped:
         if not (isinstance(cls, type) and _is_mapped(mixin, cls)):
             raise ValueError(
                 f"classes: {cls!r} is not a mapped class with {mixin.__name__}"
@@ -346,7 +346,7 @@ def classes_of(mixin: type[Any], classes: Iterable[Any] | None) -> list[type[Any
                 "in separate runs"
             )
         names.add(cls.__name__)
-    return found
+    return mapped
 
 
 def _is_mapped(mixin: type[Any], cls: type[Any]) -> bool:
@@ -385,8 +385,8 @@ class Objects:
     def keyspace(self, places: Any) -> Keyspace:
         """Return the keyspace of the objects."""
         spec = self._spec
-        found: Keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
-        return found
+        keyspace: Keyspace = places.keyspace(spec.keyspace, spec.kind, spec.layout)
+        return keyspace
 
     def refusal(self, session: ShardSession, target_id: int) -> str | None:
         """Return the reason why an id is not one of the class, or None."""
@@ -405,10 +405,10 @@ class Objects:
         if not wanted:
             return {}
         if self.field is None:
-            found = session.scalars(
+            rows = session.scalars(
                 select(self._id).where(self._id.in_(wanted)), execution_options=_ALL
             )
-            return dict.fromkeys(found)
+            return dict.fromkeys(rows)
         objects = session.get_many(self.entity, wanted, execution_options=_ALL)
         return {
             object_id: one
@@ -431,7 +431,7 @@ class Objects:
         """
         locked = select(self._id).where(self._id == target_id)
         try:
-            found = session.scalar(
+            row = session.scalar(
                 locked.with_for_update(nowait=True), execution_options=_ALL
             )
         except OperationalError as error:
@@ -440,7 +440,7 @@ class Objects:
                 if backend.classify(original) is Failure.BUSY:
                     return False
             raise
-        return found is None
+        return row is None
 
     def page(
         self, session: ShardSession, shard_id: int, after: int | None, limit: int

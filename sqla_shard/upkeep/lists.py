@@ -421,10 +421,10 @@ class _Spreading:
             statement = statement.where(or_(source > after[0], there))
 
         def read(session: ShardSession) -> list[tuple[int, int]]:
-            found = session.execute(
+            answer = session.execute(
                 statement.limit(self._batch), bind_arguments={"place": place}
             )
-            return [(one, two) for one, two in found]
+            return [(one, two) for one, two in answer]
 
         return self._cluster.run(read, timeout=PATIENCE)
 
@@ -435,7 +435,7 @@ class _Spreading:
 
         :returns: the rows by the shard of their piece.
         """
-        found: dict[Place, dict[Any, _PieceRows]] = {}
+        by_place: dict[Place, dict[Any, _PieceRows]] = {}
         for source_id, target_id in rows:
             try:
                 slots = pieces_of(link(self._cls), target_id)
@@ -452,11 +452,13 @@ class _Spreading:
                 self._report.misplaced += 1
                 continue
             group = _PieceRows(source_id, (slots[0], slots[-1]), [])
-            groups = found.setdefault(places[0], {})
+            groups = by_place.setdefault(places[0], {})
             same = groups.setdefault((source_id, slots), group)
             same.target_ids.append(target_id)
             self._found += 1
-        return {there: list(its.values()) for there, its in found.items()}
+        return {
+            there: list(group_rows.values()) for there, group_rows in by_place.items()
+        }
 
     def _pieces(
         self, session: ShardSession, groups: Sequence[_PieceRows]

@@ -408,10 +408,10 @@ def verify_lookups(
     :raises VerifyPositionError: if the file belongs to another run.
     :raises ValueError: for an invalid argument.
     """
-    found = classes_of(LookupMixin, classes)
+    lookups = classes_of(LookupMixin, classes)
     _check_age("keep", keep)
     checks: list[Check] = []
-    for cls in found:
+    for cls in lookups:
         checks.append(RowCheck(cls, keep))
         if link(cls).field is not None:
             checks.append(ObjectCheck(cls, keep))
@@ -426,7 +426,7 @@ def verify_lookups(
         command="lookups",
         position=position,
         on_progress=on_progress,
-    ).run({c.__name__: _NO_FIELD for c in found if link(c).field is None})
+    ).run({c.__name__: _NO_FIELD for c in lookups if link(c).field is None})
 
 
 def delete_abandoned(
@@ -534,7 +534,7 @@ def claims_on_all(
     """Return the open claims, and the shards that could not be read."""
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch={batch!r} must be an integer, 1 or more")
-    found: list[OpenClaim] = []
+    open_claims: list[OpenClaim] = []
     unreachable: list[UnreachableServer] = []
     for cls in classes_of(LookupMixin, classes):
         if not link(cls).unique:
@@ -548,17 +548,17 @@ def claims_on_all(
         for read, failed in places.engines.in_parallel(jobs, "claims", _PARALLEL):
             claims += read
             unreachable += failed
-        found += sorted(claims, key=lambda one: (one.shard_id, one.key))
-    return found, unreachable
+        open_claims += sorted(claims, key=lambda one: (one.shard_id, one.key))
+    return open_claims, unreachable
 
 
 def _on_server(
     cluster: Cluster, check: ClaimCheck, places: Sequence[Place], batch: int
 ) -> tuple[list[OpenClaim], list[UnreachableServer]]:
-    found: list[OpenClaim] = []
+    open_claims: list[OpenClaim] = []
 
     def read(place: Place) -> None:
-        found.extend(
+        open_claims.extend(
             [
                 OpenClaim(
                     lookup=check.subject,
@@ -573,7 +573,7 @@ def _on_server(
             ]
         )
 
-    return found, for_each_shard(places, read)
+    return open_claims, for_each_shard(places, read)
 
 
 def _rows(
@@ -686,19 +686,19 @@ class RowCheck(_LookupCheck):
     ) -> list[Finding]:
         """Return the findings of the given rows."""
         table = LookupAccess(self._cls, session)
-        found: list[tuple[FindingKind, Any, str]] = []
+        problems: list[tuple[FindingKind, Any, str]] = []
         valid = []
         for row in rows:
             kind, detail = self._judge_row(session, row)
             if kind is not None:
-                found.append((kind, row, detail))
+                problems.append((kind, row, detail))
             elif row.target_id is not None:
                 valid.append(row)
         there = self._targets.existing(session, [row.target_id for row in valid])
         for row in valid:
             kind = self._judge_target(table, shard_id, row, there)
             if kind is not None:
-                found.append((kind, row, ""))
+                problems.append((kind, row, ""))
         return [
             self._finding(
                 session,
@@ -707,7 +707,7 @@ class RowCheck(_LookupCheck):
                 {"key": row.key, "target_id": row.target_id},
                 detail,
             )
-            for kind, row, detail in found
+            for kind, row, detail in problems
         ]
 
     def _judge_row(
@@ -804,7 +804,7 @@ class ObjectCheck(_LookupCheck):
     ) -> list[Finding]:
         """Return the findings of the given objects."""
         table = LookupAccess(self._cls, session)
-        found: list[tuple[FindingKind, int, object, str]] = []
+        problems: list[tuple[FindingKind, int, object, str]] = []
         wanted = []
         for one in rows:
             if not self._targets.is_active(one):
@@ -812,12 +812,12 @@ class ObjectCheck(_LookupCheck):
             object_id = self._targets.id_of(one)
             forms, unfit = forms_of(table, self._targets.keys_of(one))
             wanted += [(object_id, key, given) for key, given in forms]
-            found += [(UNFIT, object_id, key, reason) for key, reason in unfit]
+            problems += [(UNFIT, object_id, key, reason) for key, reason in unfit]
         owners = self._owners(table, wanted)
         for object_id, key, given in wanted:
             kind, detail = self._judge(table, object_id, given, owners)
             if kind is not None:
-                found.append((kind, object_id, key, detail))
+                problems.append((kind, object_id, key, detail))
         return [
             self._finding(
                 session,
@@ -829,7 +829,7 @@ class ObjectCheck(_LookupCheck):
                 },
                 detail,
             )
-            for kind, object_id, key, detail in found
+            for kind, object_id, key, detail in problems
         ]
 
     def _owners(

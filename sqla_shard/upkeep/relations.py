@@ -129,24 +129,26 @@ class MappingCheck(Check):
         self, session: ShardSession, shard_id: int, rows: Sequence[Any]
     ) -> list[Finding]:
         """Return the findings of the given rows."""
-        found: list[tuple[FindingKind, Pair, str]] = []
+        problems: list[tuple[FindingKind, Pair, str]] = []
         whole: list[Pair] = []
         for pair in (tuple(row) for row in rows):
             refusal = self._refusal(session, pair)
             if refusal is not None:
-                found.append((FOREIGN, pair, refusal))
+                problems.append((FOREIGN, pair, refusal))
             elif shard_id not in self._shards_of(session, pair):
-                found.append((MISPLACED, pair, ""))
+                problems.append((MISPLACED, pair, ""))
             else:
                 whole.append(pair)
         if self._definition.inverse_of is None:
             gone = self._gone(session, whole)
-            found += [(DANGLING, pair, gone[pair]) for pair in gone]
+            problems += [(DANGLING, pair, gone[pair]) for pair in gone]
             whole = [pair for pair in whole if pair not in gone]
         if self._other is not None:
             both = self._on_the_other_side(session, whole)
             detail = f"{self._other.__name__} has no such row"
-            found += [(ONE_SIDED, pair, detail) for pair in whole if pair not in both]
+            problems += [
+                (ONE_SIDED, pair, detail) for pair in whole if pair not in both
+            ]
         return [
             self._finding(
                 session,
@@ -155,7 +157,7 @@ class MappingCheck(Check):
                 dict(zip(self._columns, pair, strict=True)),
                 detail,
             )
-            for kind, pair, detail in found
+            for kind, pair, detail in problems
         ]
 
     def _shards_of(self, session: ShardSession, pair: Pair) -> Sequence[int]:
@@ -206,12 +208,12 @@ class MappingCheck(Check):
                 for one, two in pairs
                 for place in list_of(self._other, session, two).limited_to([one]).places
             }
-            found = session.execute(
+            rows = session.execute(
                 there, bind_arguments={"places": list(places.values())}
             )
         else:
-            found = session.execute(there)
-        return {tuple(row) for row in found}
+            rows = session.execute(there)
+        return {tuple(row) for row in rows}
 
     def _pair(self, finding: Finding) -> Pair:
         source, target = self._columns

@@ -181,14 +181,14 @@ class PositionFile(Generic[S]):
             return None
         try:
             data = parsed_json(text)
-            found = dict(data["run"])
+            position = dict(data["run"])
             state = self._read(data["state"])
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise self._refusal("it is not the position file of a run") from error
         for name, wanted in self._run.items():
-            if found.get(name) != wanted:
+            if position.get(name) != wanted:
                 raise self._refusal(
-                    f"{name} was {found.get(name)!r} and is {wanted!r} now"
+                    f"{name} was {position.get(name)!r} and is {wanted!r} now"
                 )
         return state
 
@@ -407,21 +407,21 @@ class Run:
 
         :raises SQLAlchemyError: if it is not an error of a server.
         """
-        found = reason(error)
-        if found is None:
+        cause = reason(error)
+        if cause is None:
             raise error
         self.error = self.error or error
         self._waits = False
-        if isinstance(found, ServerUnreachableError):
+        if isinstance(cause, ServerUnreachableError):
             # The server may have several names in the topology.
-            for name in found.server.split(", "):
-                self._down[name] = cause_of(found)
+            for name in cause.server.split(", "):
+                self._down[name] = cause_of(cause)
         return UnreachableShard(
             check=self._checks.index(check),
             shard_id=place.shard_id,
             after=after,
-            server=found.server,
-            cause=cause_of(found),
+            server=cause.server,
+            cause=cause_of(cause),
         )
 
     def _read_the_rest(self) -> None:
@@ -489,7 +489,7 @@ class Run:
         before = {_row(one): one.kind for one in findings}
         others = []
         try:
-            found = self._with_retries(_read_again, check, shard_id, findings)
+            remaining = self._with_retries(_read_again, check, shard_id, findings)
         except SQLAlchemyError as error:
             place = self._place(check, shard_id)
             self._unrepaired.append(self._record_error(check, place, error))
@@ -498,7 +498,7 @@ class Run:
                 Suspect(check=number, finding=one, seen=seen) for one in findings
             ]
             return
-        for now in found:
+        for now in remaining:
             kind = before.get(_row(now))
             if kind == now.kind:
                 self._conclude(check, now)

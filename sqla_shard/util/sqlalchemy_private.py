@@ -172,10 +172,10 @@ def copy_with(statement: Any, **parts: Any) -> Any:
         such as ``having_criteria=()``; ``with_options=`` and
         ``execution_options=`` are accepted as well.
     """
-    found = statement._generate()
+    copy = statement._generate()
     for name, value in parts.items():
-        setattr(found, f"_{name}", value)
-    return found
+        setattr(copy, f"_{name}", value)
+    return copy
 
 
 def refreshing(statement: Any, state: Any) -> Any:
@@ -193,10 +193,10 @@ def cache_key(statement: Any) -> Any:
 
 def changed(element: Any, /, **parts: Any) -> Any:
     """Return a copy of an element with other parts (1.3)."""
-    found = element._clone()
+    clone = element._clone()
     for name, part in parts.items():
-        setattr(found, name, part)
-    return found
+        setattr(clone, name, part)
+    return clone
 
 
 def renamed(parameter: Any) -> Any:
@@ -326,8 +326,8 @@ is_of_column: Callable[[Any], bool] = attrgetter("_column_flag")
 
 def has_implementation(manager: Any, key: str) -> bool:
     """Return whether an attribute of a class is complete (1.3)."""
-    found: bool = manager._attr_has_impl(key)
-    return found
+    has: bool = manager._attr_has_impl(key)
+    return has
 
 
 def register_attribute(*args: Any, **kwargs: Any) -> None:
@@ -390,5 +390,5 @@ def handle_driver_error(connection: Any, *args: Any, **kwargs: Any) -> None:
 
 def is_autocommit(connection: Any) -> bool:
     """Return whether a connection is in autocommit mode (1.4)."""
-    found: bool = connection._is_autocommit_isolation()
-    return found
+    is_on: bool = connection._is_autocommit_isolation()
+    return is_on

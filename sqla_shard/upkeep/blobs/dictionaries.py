@@ -181,20 +181,20 @@ def visit(
     def on_server(
         group: Sequence[Place],
     ) -> tuple[dict[Place, T], list[UnreachableServer]]:
-        found: dict[Place, T] = {}
+        values: dict[Place, T] = {}
 
         def one(place: Place) -> None:
-            found[place] = work(place)
+            values[place] = work(place)
 
-        return found, for_each_shard(group, one)
+        return values, for_each_shard(group, one)
 
     given = list(places)
     results: dict[Place, T] = {}
     unreachable: list[UnreachableServer] = []
-    for found, failed in cluster.places.engines.in_parallel(
+    for values, failed in cluster.places.engines.in_parallel(
         [partial(on_server, group) for group in by_server(given)], "blobs", _PARALLEL
     ):
-        results.update(found)
+        results.update(values)
         unreachable += failed
     return {one: results[one] for one in given if one in results}, unreachable
 
@@ -224,10 +224,10 @@ def stored_on_all(
 
 def active_id(session: ShardSession, place: Place, name: str) -> int | None:
     """Return the id of the active dictionary of a shard, or None."""
-    found: int | None = session.execute(
+    dictionary_id: int | None = session.execute(
         _ACTIVE, {"the_name": name}, bind_arguments={"place": place}
     ).scalar()
-    return found
+    return dictionary_id
 
 
 def store(
@@ -264,8 +264,8 @@ def _insert(
         "the_content": dictionary.content,
     }
     session.execute(_INSERT, values, bind_arguments=at)
-    found = session.execute(_STORED, {"the_name": name}, bind_arguments=at).all()
-    if (dictionary.id, version) not in {(one.id, one.version) for one in found}:
+    rows = session.execute(_STORED, {"the_name": name}, bind_arguments=at).all()
+    if (dictionary.id, version) not in {(one.id, one.version) for one in rows}:
         raise _conflict(name, version, place)
 
 
@@ -368,8 +368,8 @@ def _check_columns(cluster: Cluster, blobs: Blobs, places: Iterable[Place]) -> N
                 session.execute(statement, bind_arguments={"place": place}).scalar()
             )
 
-    found, _ = visit(cluster, places, is_binary)
-    text = [place.shard_id for place, answer in found.items() if not answer]
+    binary, _ = visit(cluster, places, is_binary)
+    text = [place.shard_id for place, answer in binary.items() if not answer]
     if text:
         raise DictionaryError(
             f"the column {blobs.table.name}.data of {len(text):,} shards, "
@@ -611,13 +611,13 @@ def _best(blobs: Blobs, used: Sequence[bytes], held: Sequence[bytes]) -> Diction
     problem = "compression does not make the rows smaller"
     for size in _SIZES:
         try:
-            found = Dictionary(train_dictionary(used, size))
+            dictionary = Dictionary(train_dictionary(used, size))
         except ValueError as error:
             problem = f"no dictionary can be trained from the rows: {error}"
             continue
-        bytes_ = float(_size(found, held))
+        bytes_ = float(_size(dictionary, held))
         if best is None or bytes_ * _GAIN < best[0]:
-            best = bytes_, found
+            best = bytes_, dictionary
     if best is None or best[0] >= sum(map(len, held)):
         raise DictionaryError(problem, name=blobs.table.name)
     return DICTIONARIES.add(best[1].content)
@@ -672,9 +672,9 @@ def _sample_server(
         visited += 1
         wanted = min(rows - len(texts), max(share, _PAGE))
         if wanted > 0 and monotonic() < deadline:
-            found = _sample_shard(cluster, blobs, place, wanted, deadline, chooser)
-            texts.extend(found)
-            shards += bool(found)
+            answer = _sample_shard(cluster, blobs, place, wanted, deadline, chooser)
+            texts.extend(answer)
+            shards += bool(answer)
 
     unreachable = for_each_shard(group, read)
     return texts, shards, unreachable
@@ -693,7 +693,7 @@ def _sample_shard(
     ids = select(func.min(key), func.max(key))
     page = select(key, type_coerce(blobs.table.c.data, NullType()))
     at = {"place": place}
-    found: dict[int, bytes] = {}
+    texts: dict[int, bytes] = {}
     with cluster.session() as session:
         lowest, highest = session.execute(ids, bind_arguments=at).one()
         if lowest is None:
@@ -709,15 +709,15 @@ def _sample_shard(
             ).all()
             for row_id, value in rows:
                 blob = decode_stored(value, blobs.type)
-                found[row_id] = (blob.source or "").encode()
+                texts[row_id] = (blob.source or "").encode()
             if (
-                len(found) >= wanted
+                len(texts) >= wanted
                 or (is_small and len(rows) < size)
                 or monotonic() >= deadline
             ):
                 break
             start = rows[-1][0] + 1 if is_small else chooser.randint(lowest, highest)
-    return list(found.values())[:wanted]
+    return list(texts.values())[:wanted]
 
 
 # -- Numbers of rows and bytes, by the dictionary with which they are written.
@@ -820,9 +820,9 @@ def _by_version(
 ) -> dict[int | None, VersionCount]:
     json = VersionCount(version=0, dictionary_id=None, stored=len(stored))
     counts: dict[int | None, VersionCount] = {None: json}
-    for found in stored.values():
-        json.active += not any(one.is_active for one in found)
-        for one in found:
+    for entries in stored.values():
+        json.active += not any(one.is_active for one in entries)
+        for one in entries:
             count = counts.setdefault(
                 one.id, VersionCount(version=one.version, dictionary_id=one.id)
             )
@@ -855,8 +855,8 @@ def _count_rows(
         with cluster.session() as session:
             return list(session.execute(statement, bind_arguments={"place": place}))
 
-    found, unreachable = visit(cluster, places, read)
-    for rows in found.values():
+    per_shard, unreachable = visit(cluster, places, read)
+    for rows in per_shard.values():
         for form_, number, size in rows:
             prefix = bytes.fromhex(form_)[1:]
             key = int.from_bytes(prefix, "big") if prefix else None
