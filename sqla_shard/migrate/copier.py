@@ -231,13 +231,13 @@ class ShardLinks(ShardPart):
         """Return the positions of rows."""
         columns = tuple(self._one.mapper.primary_key)
         cls = self._one.cls
-        found = self._session.execute(
+        pairs = self._session.execute(
             select(*columns, cls.sequence).where(among(columns, list(keys))),
             bind_arguments={"place": self._place},
         )
         return {
             (source, target): {"sequence": sequence}
-            for source, target, sequence in found
+            for source, target, sequence in pairs
         }
 
     def write(self, connection: Connection, rows: Mapping[Key, Row | None]) -> None:
@@ -339,34 +339,34 @@ class WaitingRows:
 
     def _on_servers(self, one: MovedRows, statement: Select[Any]) -> list[Any]:
         """Return the rows of all shards, by one statement for each server."""
-        found: list[Any] = []
+        rows: list[Any] = []
         with self._cluster.session(cache=False) as session:
             places = session.places.all_places(one.keyspace(session.places))
             for on_one in by_server(places):
-                found += session.execute(statement, bind_arguments={"places": on_one})
-        return found
+                rows += session.execute(statement, bind_arguments={"places": on_one})
+        return rows
 
     def count(self, source: Side) -> dict[str, int]:
         """Return the numbers of rows that wait to be copied, by table."""
-        found = {}
+        counts = {}
         for name, one in self._tables.items():
             if source == "legacy":
                 with snapshot(self._engine) as connection:
-                    found[name] = one.marks.count_waiting(connection)
+                    counts[name] = one.marks.count_waiting(connection)
                 continue
             marks = one.shard_marks.table
             statement = select(func.count(marks.c.key_1)).where(waits_in(marks))
-            found[name] = sum(row[0] for row in self._on_servers(one, statement))
-        return found
+            counts[name] = sum(row[0] for row in self._on_servers(one, statement))
+        return counts
 
 
 def grouped(one: MovedRows, keys: Iterable[Key]) -> dict[int, list[Key]]:
     """Return keys on the shards by the number of their shard."""
     layout = one.layout
-    found: dict[int, list[Key]] = {}
+    groups: dict[int, list[Key]] = {}
     for key in keys:
-        found.setdefault(layout.unpack(key[0]).shard_id, []).append(key)
-    return found
+        groups.setdefault(layout.unpack(key[0]).shard_id, []).append(key)
+    return groups
 
 
 _log = careful_log(__name__)
@@ -582,8 +582,8 @@ class Copier:
     def existing_keys(self, one: MovedRows, keys: Collection[Key]) -> dict[Key, Key]:
         """Return the keys in the database, by those on the shards."""
         if isinstance(one, MovedTable):
-            found = self.keys_of(one, [object_id for (object_id,) in keys])
-            return {(object_id,): key for object_id, key in found.items()}
+            keys_there = self.keys_of(one, [object_id for (object_id,) in keys])
+            return {(object_id,): key for object_id, key in keys_there.items()}
         assert isinstance(one, MovedLinks)  # noqa: S101  # two kinds
         wanted: dict[int, set[int]] = {}
         for key in keys:
@@ -624,8 +624,8 @@ class Copier:
                 image, row = images[object_id,], rows[object_id]
                 key: Key = (-object_id,)
                 if row is not None and image.row is not None:
-                    left = conversion.left_behind(image.row)
-                    key = legacy.insert(connection, {**left, **row})
+                    values = conversion.left_behind(image.row)
+                    key = legacy.insert(connection, {**values, **row})
                 new[key] = object_id
             one.marks.claim_ids(connection, new, number=number)
             keys = {**known, **{i: key for key, i in new.items()}}
@@ -735,10 +735,10 @@ class IdMap:
         Rows that do not exist have none.
         """
         known = self._known[one.type_id]
-        found = {key: known[key] for key in keys if key in known}
-        unknown = [key for key in keys if key not in found]
+        ids = {key: known[key] for key in keys if key in known}
+        unknown = [key for key in keys if key not in ids]
         if not unknown:
-            return found
+            return ids
         with one_read(self._engine) as connection:
             marks = one.marks.marks_of(connection, unknown)
         new = {
@@ -753,7 +753,7 @@ class IdMap:
         if len(known) > _MOST:
             known.clear()
         known.update(new)
-        return {**found, **new}
+        return {**ids, **new}
 
     def of_references(self, references: Iterable[Reference]) -> dict[Reference, int]:
         """Return the object ids of rows of several tables.
@@ -761,10 +761,10 @@ class IdMap:
         :raises UnclaimableRowError: if a row does not exist.
         """
         wanted = set(references)
-        found = self._existing(wanted)
-        for type_id, value in wanted.difference(found):
+        ids = self._existing(wanted)
+        for type_id, value in wanted.difference(ids):
             raise UnclaimableRowError(table=self.types[type_id].name, key=value)
-        return found
+        return ids
 
     def _existing(self, references: Iterable[Reference]) -> dict[Reference, int]:
         """Return the object ids of the rows that exist, or have existed."""
@@ -789,18 +789,18 @@ class IdMap:
             ids = self.own_ids(one, images)
             return {key: (object_id,) for key, object_id in ids.items()}
         assert isinstance(one, MovedLinks)  # noqa: S101  # there are two kinds
-        found = self.link_keys(one, images)
+        keys = self.link_keys(one, images)
         gone = {
             key: image.version
             for key, image in images.items()
-            if key not in found and image.row is None
+            if key not in keys and image.row is None
         }
-        for key in images.keys() - found.keys() - gone.keys():
+        for key in images.keys() - keys.keys() - gone.keys():
             raise UnclaimableRowError(table=one.name, key=key)
         if gone:
             with self._engine.begin() as connection:
                 one.marks.set_copied(connection, gone)
-        return found
+        return keys
 
     def link_keys(self, one: MovedLinks, keys: Iterable[Key]) -> dict[Key, Key]:
         """Return keys on the shards by those in the database."""
@@ -831,13 +831,13 @@ class IdMap:
                     reason="an object id has room for primary keys from 1 to "
                     f"{one.layout.max_local_id}; give the row another one",
                 )
-        found = {
+        ids = {
             key: image.object_id
             for key, image in images.items()
             if image.object_id is not None
         }
         if not missing:
-            return found
+            return ids
         proposed = self.proposals(
             one, [key for key in missing if images[key].row is not None]
         )
@@ -854,16 +854,16 @@ class IdMap:
             wanted, gone = {}, {}
             for key, mark in marks.items():
                 if mark.object_id is not None:
-                    found[key] = mark.object_id
+                    ids[key] = mark.object_id
                 elif images[key].row is None:
                     gone[key] = images[key].version
                 elif mark.copied < images[key].version and key in proposed:
                     wanted[key] = proposed[key]
             # Their marks are locked, so no other transaction claims them.
             one.marks.set_ids(connection, wanted)
-            found.update(wanted)
+            ids.update(wanted)
             one.marks.set_copied(connection, gone)
-        return found
+        return ids
 
     def proposals(self, one: MovedTable, keys: Collection[Key]) -> dict[Key, int]:
         """Return ids that are free now for rows that exist, and fit one."""

@@ -290,7 +290,7 @@ class Declaration:
         lookups: dict[str, dict[str, Any]] = {}
         for one in self.of(Lookup):
             lookups.setdefault(one.table, {})[one.column] = one.normalize or ""
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             "reference": [one.table for one in self.of(Reference)],
             "global": [one.table for one in self.of(Global)],
             "owners": {
@@ -320,7 +320,7 @@ class Declaration:
                 for table, columns in lookups.items()
             },
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in values.items() if value}
 
     def as_toml(self) -> str:
         """Return the text of the file that :meth:`from_file` reads."""

@@ -127,8 +127,8 @@ class _Moment(_Exact):
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return a function that parses what a SELECT has read."""
         if self._is_original(dialect):
-            found = self.type_.dialect_impl(dialect)
-            return found.result_processor(dialect, coltype)
+            plain = self.type_.dialect_impl(dialect)
+            return plain.result_processor(dialect, coltype)
         return self._parsed
 
     def _parsed(self, value: Any) -> Any:
@@ -180,12 +180,12 @@ class _Stamp(_Moment):
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
         """Return a function that makes moments of what a SELECT has read."""
-        found = super().result_processor(dialect, coltype)
+        plain = super().result_processor(dialect, coltype)
         if self.is_raw or not self._is_original(dialect):
-            return found
+            return plain
 
         def process(value: Any) -> Any:
-            value = found(value) if found else value
+            value = plain(value) if plain else value
             return value and value.replace(tzinfo=UTC)
 
         return process
@@ -195,8 +195,8 @@ class _Stamp(_Moment):
         if not seconds:
             # No TIMESTAMP has the first second.
             return "0000-00-00 00:00:00"
-        found = _EPOCH + int(seconds.scaleb(6)) * _TICK
-        return found.replace(tzinfo=None) if self.is_raw else found
+        moment = _EPOCH + int(seconds.scaleb(6)) * _TICK
+        return moment.replace(tzinfo=None) if self.is_raw else moment
 
 
 class _Digits(_Exact):
@@ -262,8 +262,8 @@ class _JSONValue(JSONText):
         def process(value: Any) -> Any:
             if value is None:
                 return None
-            found = json.loads(_decoded(value))
-            return JSON.NULL if found is None else found
+            document = json.loads(_decoded(value))
+            return JSON.NULL if document is None else document
 
         return process
 
@@ -458,17 +458,17 @@ class Rewritten(TypeDecorator[Any]):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """Return the type of the server, whose values do not change."""
-        found = _impl(self.type_, dialect)
-        if isinstance(found, JSON):
-            return JSONText(found)
+        impl = _impl(self.type_, dialect)
+        if isinstance(impl, JSON):
+            return JSONText(impl)
         # The type says what the times of a session are, unless both sides have it.
-        is_moment = self.is_raw and isinstance(found, TIMESTAMP)
-        return exact(found, is_raw=is_moment, is_converted=not is_moment)
+        is_moment = self.is_raw and isinstance(impl, TIMESTAMP)
+        return exact(impl, is_raw=is_moment, is_converted=not is_moment)
 
     def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """Return what a SELECT reads, of this type: otherwise it gets no value."""
-        found = self.impl_instance.column_expression(column)
-        return column if found is None else type_coerce(found, self)
+        expression = self.impl_instance.column_expression(column)
+        return column if expression is None else type_coerce(expression, self)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         """Return what the server gets."""
@@ -478,9 +478,9 @@ class Rewritten(TypeDecorator[Any]):
         """Return what Python gets."""
         if self.is_stored:
             return value
-        found = _loaded(self.type_, value, dialect)
+        loaded_value = _loaded(self.type_, value, dialect)
         if self.is_checked and not isinstance(_impl(self.type_, dialect), JSON):
-            back = _dumped(self.type_, found, dialect)
+            back = _dumped(self.type_, loaded_value, dialect)
             if not _is_same(back, value):
                 raise ValueError(
                     f"{type(self.type_).__name__} reads {reprlib.repr(value)} and "
@@ -488,18 +488,18 @@ class Rewritten(TypeDecorator[Any]):
                     "value; give Moved(convert=..., revert=...), or a column of the "
                     "same type"
                 )
-        return found
+        return loaded_value
 
     def loaded(self, value: Any, dialect: Dialect) -> tuple[Any, bool]:
         """Return the value in Python of one of the server.
 
         :returns: it, and whether the type writes it as the server has it.
         """
-        found = _loaded(self.type_, value, dialect)
+        loaded_value = _loaded(self.type_, value, dialect)
         if isinstance(_impl(self.type_, dialect), JSON):
             # The class may write other spaces.
-            return (None if found is JSON.NULL else found), False
-        return found, _is_same(_dumped(self.type_, found, dialect), value)
+            return (None if loaded_value is JSON.NULL else loaded_value), False
+        return loaded_value, _is_same(_dumped(self.type_, loaded_value, dialect), value)
 
 
 def is_rewritten(type_: TypeEngine[Any]) -> bool:
@@ -641,8 +641,8 @@ def exact_table(
     :param stored: names of columns whose values Python has as the server has them.
     :param checked: names of columns with values that must come back the same.
     """
-    found = table.to_metadata(MetaData())
-    for column in found.columns:
+    copy = table.to_metadata(MetaData())
+    for column in copy.columns:
         name = column.name
         column.type = exact(
             column.type,
@@ -651,7 +651,7 @@ def exact_table(
             is_stored=name in stored,
             is_checked=name in checked,
         )
-    return found
+    return copy
 
 
 #: Character sets with codes of one character: they all become the code of the first.

@@ -103,8 +103,8 @@ class Future:
 
     def spec_of(self, table: Any) -> TableSpec:
         """Return the routing metadata that a table will have."""
-        found = self.tables.get(_key(table))
-        return _GLOBAL if found is None else found.spec
+        future_table = self.tables.get(_key(table))
+        return _GLOBAL if future_table is None else future_table.spec
 
     def kind_of(self, element: Any) -> Any:
         """Return the type that an expression will have."""
@@ -125,8 +125,8 @@ class Future:
         return getattr(element, "type", None)
 
     def _kind_of_column(self, column: Any) -> Any:
-        found = self.tables.get(_key(column.table))
-        kind = None if found is None else found.kinds.get(column.name)
+        future_table = self.tables.get(_key(column.table))
+        kind = None if future_table is None else future_table.kinds.get(column.name)
         return column.type if kind is None else kind
 
     # -- other ways to route
@@ -138,14 +138,14 @@ class Future:
         A statement that this future refuses, and one of these accepts, reads
         an inverse mapping table, or a lookup first.
         """
-        found = []
+        views = []
         if self._inverses:
-            found.append(("inverse", self._inverted()))
+            views.append(("inverse", self._inverted()))
         if self._has_lookups:
-            found.append(("lookup", self._looked_up()))
+            views.append(("lookup", self._looked_up()))
             if self._inverses:
-                found.append(("lookup", self._inverted()._looked_up()))
-        return tuple(found)
+                views.append(("lookup", self._inverted()._looked_up()))
+        return tuple(views)
 
     def _copy(self, tables: dict[str, FutureTable]) -> Future:
         copy = Future.__new__(Future)
@@ -257,20 +257,20 @@ class _Builder:
         for one in self._declaration.of(Owned):
             self._find_parent(one)
         self._raise()
-        found = {
+        tables = {
             item.table: self._future(item)
             for item in self._declaration.items
             if not isinstance(item, Lookup)
         }
         for lookup in self._declaration.of(Lookup):
-            self._add_lookup(found, lookup)
+            self._add_lookup(tables, lookup)
         self._raise()
         for name, table in self._metadata.tables.items():
-            found.setdefault(
+            tables.setdefault(
                 name,
                 FutureTable(table=table, spec=_GLOBAL, kinds=self._references(table)),
             )
-        return found
+        return tables
 
     def _raise(self) -> None:
         if self._problems:
@@ -449,13 +449,13 @@ class _Builder:
 
     def _references(self, table: Table) -> dict[str, IdType]:
         """Return the types of the foreign keys to objects."""
-        found: dict[str, IdType] = {}
+        types: dict[str, IdType] = {}
         for column in table.columns:
             for key in column.foreign_keys:
                 type_id = self._type_ids.get(str(key.column.table.key))
                 if type_id is not None:
-                    found[str(column.name)] = ObjectRef(type_id)
-        return found
+                    types[str(column.name)] = ObjectRef(type_id)
+        return types
 
     def _add_lookup(self, found: dict[str, FutureTable], lookup: Lookup) -> None:
         one = found.get(lookup.table)

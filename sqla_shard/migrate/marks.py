@@ -454,26 +454,26 @@ class Marks:
             instead of the snapshot of the transaction.
         """
         count = len(self._columns)
-        found: dict[Key, RowMark] = {}
+        marks: dict[Key, RowMark] = {}
         for batch in _batches(_sorted(keys)):
             statement = self._select().where(self._among(batch))
             if locking:
                 statement = statement.with_for_update()
             for row in connection.execute(statement):
-                found[tuple(row[:count])] = _mark(row, count)
-        return found
+                marks[tuple(row[:count])] = _mark(row, count)
+        return marks
 
     def versions_of(
         self, connection: Connection, keys: Collection[Key]
     ) -> dict[Key, int]:
         """Return the versions of rows by key, of those that have a mark."""
-        found = {}
+        versions = {}
         for batch in _batches(_sorted(keys)):
             rows = connection.execute(
                 select(*self._columns, self.table.c.version).where(self._among(batch))
             )
-            found.update({tuple(row[:-1]): row[-1] for row in rows})
-        return found
+            versions.update({tuple(row[:-1]): row[-1] for row in rows})
+        return versions
 
     def rows_of(
         self, connection: Connection, keys: Collection[Key]
@@ -509,14 +509,14 @@ class Marks:
         self, connection: Connection, object_ids: Collection[int]
     ) -> dict[int, Key]:
         """Return the keys of rows by their object ids."""
-        found = {}
+        keys = {}
         object_id = self.table.c.object_id
         for batch in _batches(sorted(object_ids)):
             rows = connection.execute(
                 select(object_id, *self._columns).where(object_id.in_(batch))
             )
-            found.update({row[0]: tuple(row[1:]) for row in rows})
-        return found
+            keys.update({row[0]: tuple(row[1:]) for row in rows})
+        return keys
 
     def waiting_without_id(
         self,
@@ -585,10 +585,10 @@ class Marks:
 
     def count_waiting(self, connection: Connection) -> int:
         """Return the number of rows that wait to be copied."""
-        found: int = connection.execute(
+        number: int = connection.execute(
             select(func.count()).where(waits_in(self.table))
         ).scalar_one()
-        return found
+        return number
 
     def count_unclaimed(self, connection: Connection, *, number: int) -> int:
         """Return the number of rows without a mark of a round."""

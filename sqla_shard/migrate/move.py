@@ -178,10 +178,10 @@ class _SessionMarks(Generic[P]):
             stop_listening(*self._listeners.pop())
 
     def _written(self, session: Session) -> WrittenRows[P]:
-        found: WrittenRows[P] | None = session.info.get(self._info)
-        if found is None:
-            found = session.info[self._info] = WrittenRows()
-        return found
+        rows: WrittenRows[P] | None = session.info.get(self._info)
+        if rows is None:
+            rows = session.info[self._info] = WrittenRows()
+        return rows
 
     def _enter(self, session: Session, place: P) -> Progress:
         """Enter the fence of a database, once in a transaction.
@@ -189,13 +189,13 @@ class _SessionMarks(Generic[P]):
         :raises SideClosedError: if it is not the truth.
         """
         written = self._written(session)
-        found = written.progress.get(place)
-        if found is None:
-            found = self._fence.enter(self._connection(session, place))
-            if found.rules.truth != self._side:
-                raise SideClosedError(side=self._side, stage=found.stage)
-            written.progress[place] = found
-        return found
+        progress = written.progress.get(place)
+        if progress is None:
+            progress = self._fence.enter(self._connection(session, place))
+            if progress.rules.truth != self._side:
+                raise SideClosedError(side=self._side, stage=progress.stage)
+            written.progress[place] = progress
+        return progress
 
     def _objects(self, objects: Iterable[Any]) -> Iterator[tuple[MovedRows, Any]]:
         for instance in objects:
@@ -360,8 +360,8 @@ class LegacyMarks(_SessionMarks[None]):
                     f"a session writes {table.key} with {bind.engine!r}, "
                     f"which is not the engine of the move, {self._bind!r}"
                 )
-        found: Connection = session.connection(bind_arguments={"bind": bind})
-        return found
+        connection: Connection = session.connection(bind_arguments={"bind": bind})
+        return connection
 
     def _place(self, session: Any, instance: Any) -> None:
         return None
@@ -436,8 +436,8 @@ class ShardMarks(_SessionMarks[Place]):
         return one.shard_marks
 
     def _connection(self, session: Any, place: Place) -> Connection:
-        found: Connection = session._view(place)
-        return found
+        connection: Connection = session._view(place)
+        return connection
 
     def _place(self, session: Any, instance: Any) -> Place:
         return place_of(session, inspect(instance).mapper, instance)
@@ -654,11 +654,11 @@ class Move:
             nonlocal commits
             commits = False
             with self._sessions() as session:
-                found: T = fn(session, *args, **kwargs)
+                result: T = fn(session, *args, **kwargs)
                 session.flush()
                 commits = True
                 session.commit()
-            return found
+            return result
 
         def is_last(error: Exception) -> bool:
             # The COMMIT may have arrived: a repetition could write twice.
@@ -713,8 +713,8 @@ class Move:
 
     def _read_legacy(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
         with self._sessions() as session:
-            found: T = fn(session, *args, **kwargs)
-        return found
+            result: T = fn(session, *args, **kwargs)
+        return result
 
     def _read_shards(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
         with self.cluster.session() as session:
@@ -733,8 +733,8 @@ class Move:
         expected = self._read_legacy(legacy, args, kwargs)
         try:
             for _ in range(5):
-                found = self._read_shards(shards, args, kwargs)
-                if found == expected:
+                result = self._read_shards(shards, args, kwargs)
+                if result == expected:
                     return expected
                 self._never.wait(_PAUSE)
                 expected = self._read_legacy(legacy, args, kwargs)
@@ -742,7 +742,7 @@ class Move:
             _log.warning(
                 "a read of %s differs: %r on the shards, %r in the database",
                 table,
-                found,
+                result,
                 expected,
             )
         except SQLAlchemyError as error:
@@ -774,8 +774,8 @@ class Move:
         one = self._objects(table)
         if object_id <= one.layout.max_local_id:
             return object_id
-        found = self.copier.keys_of(one, [object_id])
-        return found[object_id][0] if object_id in found else None
+        keys = self.copier.keys_of(one, [object_id])
+        return keys[object_id][0] if object_id in keys else None
 
     def _objects(self, table: str) -> MovedTable:
         one = self.tables[table]

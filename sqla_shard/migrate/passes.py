@@ -225,9 +225,9 @@ def backfill(
     with ThreadPoolExecutor(jobs) as pool:
 
         def copy(waiting: Waiting) -> int:
-            left = move.copier.copy_or_log(waiting, number=now.round)
+            remaining = move.copier.copy_or_log(waiting, number=now.round)
             on_progress(waiting[0].name, len(waiting[2]))
-            return left
+            return remaining
 
         for waiting in move.waiting.pages("legacy", part=part):
             limit(len(waiting[2]))
@@ -364,15 +364,15 @@ def reconcile(
     """
     now = _stage(move, "reconcile")
     limit = _limit(move, rate, max_lag)
-    found = Pass()
+    done = Pass()
     for _ in range(passes):
-        found = FullPass(
+        done = FullPass(
             move, now, limit, on_progress, repairs=True, position=position
         ).run()
-        on_pass(found)
-        if found.is_equal:
+        on_pass(done)
+        if done.is_equal:
             break
-    return found
+    return done
 
 
 # -- The replicas of both sides, whose lag limits the passes.
@@ -527,19 +527,19 @@ class FullPass:
         while True:
             with snapshot(self._move.engine) as connection:
                 end = one.marks.page_end(connection, after=after, limit=_PAGE)
-                found = one.marks.unmarked(
+                keys = one.marks.unmarked(
                     connection, after=after, until=end, needs_id=has_ids
                 )
-            for key, waits in found.items():
+            for key, waits in keys.items():
                 if waits:
                     self._pass.waiting += 1
                 else:
                     self._find(one, key, (), "written without a mark")
-            repairs = found if self._from_legacy and self._repairs else {}
+            repairs = keys if self._from_legacy and self._repairs else {}
             if repairs:
                 self._limit(len(repairs))
-            if end or found:
-                yield end or [*found][-1]
+            if end or keys:
+                yield end or [*keys][-1]
             self._repair_rows(one, repairs)
             if end is None:
                 return
@@ -591,11 +591,11 @@ class FullPass:
         last = 0 if after is None else after[0]
         while True:
             with snapshot(self._move.engine) as connection:
-                found = one.marks.marked(connection, after=last, limit=_PAGE)
-            if not found:
+                marks = one.marks.marked(connection, after=last, limit=_PAGE)
+            if not marks:
                 return
-            last = max(found)
-            yield ((last,), {(object_id,): key for object_id, key in found.items()})
+            last = max(marks)
+            yield ((last,), {(object_id,): key for object_id, key in marks.items()})
 
     def _count_without_ends(self, one: MovedRows, keys: list[Key]) -> None:
         """Count rows that wait for a row without an object id."""

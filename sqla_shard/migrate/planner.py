@@ -390,13 +390,13 @@ def _scattered(
         check_mergeable(shape)
         plan(statement, {}, shape.spread, max_offset=_ANY_OFFSET)
     except ShardError as worse:
-        found = refused(worse, remedy=f"{named}.")
+        verdict = refused(worse, remedy=f"{named}.")
         return Verdict(
             outcome="refused",
             error=type(error).__name__,
-            construct=found.construct,
-            reason=f"{error}. With scatter(): {found.reason}",
-            remedy=found.remedy,
+            construct=verdict.construct,
+            reason=f"{error}. With scatter(): {verdict.reason}",
+            remedy=verdict.remedy,
         )
     return refused(
         error,
@@ -617,7 +617,7 @@ class Planner:
         shape = form.shape
         if shape is None or not form.ids:
             return frozenset()
-        found: frozenset[int] = frozenset()
+        shards: frozenset[int] = frozenset()
         for row in rows[:MOST_VALUES] or ({},):
 
             def value(index: int, row: Values = row) -> Any:
@@ -625,8 +625,8 @@ class Planner:
 
             for group in shape.groups:
                 if group.condition is not None:
-                    found |= group.condition.shards(value) or frozenset()
-        return found
+                    shards |= group.condition.shards(value) or frozenset()
+        return shards
 
     def _value(self, form: Form, row: Values, index: int) -> Any:
         """Return the object ids of a bind parameter of an execution."""

@@ -345,13 +345,13 @@ def _added(one: Mapping[str, Any], other: Mapping[str, Any], zero: Any) -> Any:
 
 
 def _together(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
-    found: dict[Any, Any] = {item.key: item for item in one}
+    items: dict[Any, Any] = {item.key: item for item in one}
     for item in other:
-        known = found.get(item.key)
+        known = items.get(item.key)
         if known is not None:
             item = replace(item, count=known.count + item.count)
-        found[item.key] = item
-    return tuple(sorted(found.values(), key=lambda item: -item.count.seconds))
+        items[item.key] = item
+    return tuple(sorted(items.values(), key=lambda item: -item.count.seconds))
 
 
 # -- text

@@ -383,9 +383,9 @@ def _engine_of(target: Any) -> Any:
     if target is Engine or isinstance(target, Engine):
         return target
     for name in ("sync_engine", "bind", "sync_session", "engine"):
-        found = getattr(target, name, None)
-        if found is not None and found is not target:
-            return _engine_of(found)
+        engine = getattr(target, name, None)
+        if engine is not None and engine is not target:
+            return _engine_of(engine)
     options = getattr(target, "kw", None)
     if isinstance(options, dict) and options.get("bind") is not None:
         return _engine_of(options["bind"])

@@ -110,21 +110,21 @@ class Switch:
         there: dict[tuple[str, int], set[str]] = {}
 
         def read(place: Place, connection: Connection) -> None:
-            found = place.backend.tables(connection, [place.schema])
-            there[place.address] = found[place.schema]
+            tables = place.backend.tables(connection, [place.schema])
+            there[place.address] = tables[place.schema]
 
         self._on_shards(read, shards.values())
-        found: dict[str, list[Place]] = {}
+        missing: dict[str, list[Place]] = {}
         for address, names in wanted.items():
             for name in sorted(names - there[address]):
-                found.setdefault(name, []).append(shards[address])
+                missing.setdefault(name, []).append(shards[address])
         return [
             f"{name} is missing on shards "
             f"{as_ranges(one.shard_id for one in places)} of "
             f"{places[0].keyspace}; create it: sqla-shard schema upgrade "
             "(with schema --name if the keyspace has a section of "
             "alembic.ini), or create_all() in development"
-            for name, places in found.items()
+            for name, places in missing.items()
         ]
 
     def obstacles(self, *, notes: bool = False) -> list[str]:
@@ -137,9 +137,9 @@ class Switch:
         engine = self._move.engine
         if is_mysql(engine.dialect):
             with engine.connect() as connection:
-                found = connection.exec_driver_sql(_CHARACTER_SETS).one()
+                row = connection.exec_driver_sql(_CHARACTER_SETS).one()
             # That of results is NULL if the server does not convert them.
-            if others := {*map(str, found)} - {"utf8mb4"}:
+            if others := {*map(str, row)} - {"utf8mb4"}:
                 lines.append(
                     f"connections to the database have the character set "
                     f"{', '.join(sorted(others))}, and other characters become "
@@ -182,13 +182,13 @@ class Switch:
 
     def fences(self) -> list[int]:
         """Return the numbers in all fences."""
-        found = []
+        fences = []
         with snapshot(self._move.engine) as connection:
-            found.append(self._fence.read(connection).number)
+            fences.append(self._fence.read(connection).number)
         self._on_shards(
-            lambda _, connection: found.append(self._fence.read(connection).number)
+            lambda _, connection: fences.append(self._fence.read(connection).number)
         )
-        return found
+        return fences
 
     def write_fences(self, progress: Progress) -> None:
         """Write the stage into the fences that are behind.
@@ -360,22 +360,22 @@ class Switch:
 
     def met(self, now: Progress) -> set[Condition]:
         """Return the conditions that are met, of those that matter now."""
-        found: set[Condition] = set()
+        conditions: set[Condition] = set()
         needs = now.rules.needs
         # Writes have been marked since: all rows had a mark before.
         if "claimed" in needs and (
             now.stage == "closing" or not self.count_unclaimed(now)
         ):
-            found.add("claimed")
+            conditions.add("claimed")
         if "equal" in needs:
             last = last_pass(self._move, now)
             if last is not None and last.is_equal:
-                found.add("equal")
+                conditions.add("equal")
         if "drained" in needs and now.rules.source is not None:
             counts = self._move.waiting.count(now.rules.source)
             if not any(counts.values()):
-                found.add("drained")
-        return found
+                conditions.add("drained")
+        return conditions
 
     def count_unclaimed(self, now: Progress) -> int:
         """Return the number of rows without a mark of this round."""
@@ -408,9 +408,9 @@ def drain(move: Move, now: Progress, *, timeout: float) -> int:
     pause = Event()
     while True:
         copy_waiting(move, now)
-        left = sum(move.waiting.count(source).values())
-        if not left or monotonic() > deadline:
-            return left
+        number = sum(move.waiting.count(source).values())
+        if not number or monotonic() > deadline:
+            return number
         # A row may wait for another one, which was copied after it.
         pause.wait(0.05)
 
@@ -616,8 +616,8 @@ def _counts(
             end = one.marks.page_end(connection, after=after, limit=_PAGE)
             if end is not None:
                 page = page.where(not_(after_key(key, end)))
-            found = connection.execute(page).one()
-        totals = [total + count for total, count in zip(totals, found, strict=True)]
+            row = connection.execute(page).one()
+        totals = [total + count for total, count in zip(totals, row, strict=True)]
         if end is None:
             return totals
         after = end
@@ -627,9 +627,9 @@ def _generated_columns(engine: Engine, one: MovedRows) -> Iterator[str]:
     """Yield the columns that the server refuses to write, once they come back."""
     backend = backend_for(engine.dialect.name, driver=engine.dialect.driver)
     with snapshot(engine) as connection:
-        found = backend.generated(connection, one.table.name)
+        columns = backend.generated(connection, one.table.name)
     given = one.conversion
-    for name in found:
+    for name in columns:
         column = one.table.c.get(name)
         if column is None or column.computed is not None:
             continue

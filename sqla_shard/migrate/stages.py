@@ -242,14 +242,14 @@ class Progress(JsonObject):
         :raises ValueError: if it is not valid.
         :raises TypeError: if it has missing or unknown names.
         """
-        found = super().from_dict(document)
-        for name in (found.stage, found.former):
+        progress = super().from_dict(document)
+        for name in (progress.stage, progress.former):
             if name not in STAGES:
                 raise ValueError(f"{name!r} is not a stage")
-        for number in (found.number, found.round, *found.shares.values()):
+        for number in (progress.number, progress.round, *progress.shares.values()):
             if number < 0:
                 raise ValueError(f"{number!r} is not a number from 0")
-        return found
+        return progress
 
 
 def advanced(
@@ -583,16 +583,16 @@ def _data_of(progress: Progress) -> bytes:
 
 def _parsed(data: bytes, number: int, name: str) -> Progress:
     try:
-        found = Progress.from_dict(parsed_json(data))
-        if found.number != number:
-            raise ValueError(f"it has the number {found.number}")
+        progress = Progress.from_dict(parsed_json(data))
+        if progress.number != number:
+            raise ValueError(f"it has the number {progress.number}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StageUnavailableError(
             store=name,
             reason=f"change {number} is damaged ({error}); restore it: "
             "without it no process knows which side is written",
         ) from error
-    return found
+    return progress
 
 
 def _check_follows(now: Progress, new: Progress, name: str) -> None:
@@ -656,7 +656,7 @@ class DatabaseFence:
         # On SQLite the lock is that of the file.
         backend.lock(connection)
         try:
-            found = connection.execute(self._locking).scalar_one()
+            data = connection.execute(self._locking).scalar_one()
         except DBAPIError as error:
             original = error.orig
             if original is None or backend.classify(original) is not Failure.MISPLACED:
@@ -666,7 +666,7 @@ class DatabaseFence:
                 reason=f"{original}; `sqla-shard migrate plan --create` "
                 "creates the tables of a move",
             ) from error
-        return _parsed_fence(found)
+        return _parsed_fence(data)
 
     def enter_as(self, connection: Connection, progress: Progress) -> None:
         """Enter if the stage has not changed.

@@ -82,11 +82,13 @@ def suggest(
         recorded or _assumed(metadata), key=lambda one: -one.count.statements
     )[:_MOST_FORMS]
     draft = _Draft(metadata, forms)
-    found = [draft.suggestion((name,), is_recorded) for name in draft.candidates()]
-    found.sort(key=lambda one: -one.score)
+    suggestions = [
+        draft.suggestion((name,), is_recorded) for name in draft.candidates()
+    ]
+    suggestions.sort(key=lambda one: -one.score)
     return [
         _with_more(draft, one, is_recorded) if at == 0 else one
-        for at, one in enumerate(found[:most])
+        for at, one in enumerate(suggestions[:most])
     ]
 
 
@@ -286,15 +288,15 @@ class _Draft:
 
     def _outcomes(self, declaration: Declaration) -> dict[Outcome, float]:
         planner = Planner(Future(declaration, self._metadata))
-        found: Counter[Outcome] = Counter()
+        outcomes: Counter[Outcome] = Counter()
         for one, statement in self._statement_cache:
             form = planner.form(statement, statement.compile())
             verdict = form.verdict
             if one.within and not one.equal and form.several is not None:
                 verdict = form.several
-            found[verdict.outcome] += one.count.statements
-        total = sum(found.values())
-        return {name: count / total for name, count in found.items() if total}
+            outcomes[verdict.outcome] += one.count.statements
+        total = sum(outcomes.values())
+        return {name: count / total for name, count in outcomes.items() if total}
 
 
 def _target(key: Any) -> str:
@@ -303,14 +305,14 @@ def _target(key: Any) -> str:
 
 def _unique_columns(table: Table) -> Iterator[str]:
     """Yield the columns whose values are unique, without the primary key."""
-    found = {column.name for column in table.columns if column.unique}
+    names = {column.name for column in table.columns if column.unique}
     unique: list[Any] = [
         *(c for c in table.constraints if isinstance(c, UniqueConstraint)),
         *(index for index in table.indexes if index.unique),
     ]
     for one in unique:
         if len(one.columns) == 1:
-            found.add(one.columns[0].name)
+            names.add(one.columns[0].name)
     for column in table.columns:
-        if column.name in found and not column.primary_key:
+        if column.name in names and not column.primary_key:
             yield str(column.name)

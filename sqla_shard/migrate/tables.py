@@ -221,7 +221,7 @@ class Conversion:
         :raises KeyError: if one is missing.
         :raises ConversionError: if a function of ``convert`` fails.
         """
-        found = {}
+        attributes = {}
         for name, attribute in self._attributes.items():
             value = row[name]
             if name in self._convert:
@@ -242,8 +242,8 @@ class Conversion:
                 and name not in self.raw
             ):
                 value = self._moment(name, value)
-            found[attribute] = value
-        return found
+            attributes[attribute] = value
+        return attributes
 
     def _moment(self, name: str, value: datetime) -> datetime:
         """Return the moment of a time in the zone.
@@ -287,7 +287,7 @@ class Conversion:
         :param keys: the primary keys of :meth:`object_references`.
         :raises KeyError: if one is missing.
         """
-        found = {}
+        values = {}
         for name, attribute in self._attributes.items():
             value = attributes[attribute]
             if name in self._revert:
@@ -301,8 +301,8 @@ class Conversion:
                 and name not in self.raw
             ):
                 value = value.astimezone(self._zone).replace(tzinfo=None)
-            found[name] = value
-        return found
+            values[name] = value
+        return values
 
     def attribute_of(self, column: str) -> str | None:
         """Return the attribute of a column, if the objects have it."""
@@ -671,7 +671,7 @@ class MovedTable(MovedRows):
         return 0 < int(key[0]) <= self.layout.max_local_id
 
     def _lookups(self, given: Mapping[str, type[Any]]) -> dict[str, type[Any]]:
-        found = {}
+        by_attribute = {}
         for column, cls in given.items():
             attribute = self._conversion.attribute_of(column)
             if attribute is None or link(cls).type_id != self.type_id:
@@ -680,8 +680,8 @@ class MovedTable(MovedRows):
                     f"and {self.cls.__name__}"
                 )
                 raise DeclarationError([problem])
-            found[attribute] = cls
-        return found
+            by_attribute[attribute] = cls
+        return by_attribute
 
     def on(self, cluster: Cluster, shard_id: int) -> ShardObjects:
         """Return the objects on a shard."""
@@ -858,8 +858,10 @@ class ShardPart:
         if until is not None:
             statement = statement.where(not_(after_key(columns, until)))
         place = {"place": self._place}
-        found: int = self._session.execute(statement, bind_arguments=place).scalar_one()
-        return found
+        number: int = self._session.execute(
+            statement, bind_arguments=place
+        ).scalar_one()
+        return number
 
 
 class ShardObjects(ShardPart):
@@ -880,10 +882,10 @@ class ShardObjects(ShardPart):
     def read(self, connection: Connection, keys: Collection[Key]) -> dict[Key, Row]:
         """Return the attributes of objects by key."""
         ids = [object_id for (object_id,) in keys]
-        found = self._session.get_many(self._one.cls, ids)
+        objects = self._session.get_many(self._one.cls, ids)
         rows: dict[Key, Row] = {
             key: self._one.conversion.attributes(one)
-            for key, one in zip(keys, found, strict=True)
+            for key, one in zip(keys, objects, strict=True)
             if one is not None
         }
         if self._one.raw and rows:
@@ -958,23 +960,23 @@ class ShardObjects(ShardPart):
         one = self._one
         if not one.computed and not one.late and not one.vectors:
             return row, False
-        found, is_late = {}, False
+        values, is_late = {}, False
         for name, value in row.items():
             # The type of the class takes other values than hexadecimal digits.
             if name in one.computed or name in one.vectors:
                 is_late = is_late or name in one.late
             elif name not in one.late:
-                found[name] = value
+                values[name] = value
             else:
                 column: Any = one.late[name]
                 with _converted(f"{one.cls.__name__}.{name}", reprlib.repr(value)):
-                    found[name], is_same = (
+                    values[name], is_same = (
                         column.type.loaded(value, dialect)
                         if name in one.stored
                         else (_parsed(value, column), False)
                     )
                 is_late = is_late or not is_same
-        return found, is_late
+        return values, is_late
 
     def _write_late(self, connection: Connection, rows: Mapping[Key, Row]) -> None:
         """Write the values of ``late`` as the database has them.

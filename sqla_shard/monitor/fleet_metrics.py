@@ -183,17 +183,19 @@ class FleetMetrics:
             servers = self._probes()
             for part in (*servers.values(), *self._parts.values()):
                 part.start()
-        found = [Observation(metric("published.epoch"), self._cluster.topology.epoch)]
+        observations = [
+            Observation(metric("published.epoch"), self._cluster.topology.epoch)
+        ]
         for (name, role, _), part in servers.items():
             observed = part.reading(end).observed
             up = Observation(metric("server.up"), bool(observed), (name, role))
-            found += [up, *observed]
+            observations += [up, *observed]
         for name, part in self._parts.items():
             reading = part.reading(end)
-            found += reading.observed
+            observations += reading.observed
             is_read = not reading.lines()
-            found.append(Observation(metric("exporter.read"), is_read, (name,)))
-        return found
+            observations.append(Observation(metric("exporter.read"), is_read, (name,)))
+        return observations
 
     def problems(self) -> dict[str, list[str]]:
         """Return why parts were not read, by part, after :meth:`collect`.
@@ -204,26 +206,26 @@ class FleetMetrics:
         """
         parts = (*self._servers.values(), *self._parts.values())
         readings = [(part.name, part.reading()) for part in parts]
-        found = {name: one.problems for name, one in readings if one.problems}
+        by_part = {name: one.problems for name, one in readings if one.problems}
         missing = [pair for _, reading in readings for pair in reading.databases]
         known = {address for _, address in missing}
         tables: list[UnreachableServer] = []
         grants: list[UnreachableServer] = []
         for one in (one for _, reading in readings for one in reading.lacking):
-            left = tuple(a for a in one.addresses if a not in known)
-            if left and isinstance(one.error, ShardMissingError):
+            addresses = tuple(a for a in one.addresses if a not in known)
+            if addresses and isinstance(one.error, ShardMissingError):
                 some = grants if one.error.lacks == "grant" else tables
                 # Not what to do about it, which is shown once for all.
                 cause = driver_cause(original(one.error))
-                some.append(replace(one, cause=cause, addresses=left))
+                some.append(replace(one, cause=cause, addresses=addresses))
         for name, lines in (
             (DATABASES, _databases(missing)),
             (TABLES, unreachable_lines(tables)),
             (GRANTS, unreachable_lines(grants)),
         ):
             if lines:
-                found[name] = lines
-        return found
+                by_part[name] = lines
+        return by_part
 
     # -- servers
 
@@ -280,21 +282,23 @@ class FleetMetrics:
             "server.connections": state.connected,
             "server.connection_limit": state.most,
         }
-        found = [
+        observations = [
             Observation(metric(key), float(value), (name, role))
             for key, value in values.items()
             if value is not None
         ]
         if role == "primary":
-            return _PartReading(found, [])
+            return _PartReading(observations, [])
         if state.unknown is not None:
             why = f"replication of {name}: {state.unknown}"
-            return _PartReading(found, [why])
+            return _PartReading(observations, [why])
         runs = state.replication is not None and state.replication.runs
-        found.append(Observation(metric("server.replication_runs"), runs, (name,)))
+        observations.append(
+            Observation(metric("server.replication_runs"), runs, (name,))
+        )
         if state.lag is not None:
-            found.append(Observation(metric("server.lag"), state.lag, (name,)))
-        return _PartReading(found, [])
+            observations.append(Observation(metric("server.lag"), state.lag, (name,)))
+        return _PartReading(observations, [])
 
     def _outage(
         self, name: str, role: Role, *, why: str, number: int | None = None
@@ -328,9 +332,9 @@ class FleetMetrics:
     # -- counts of rows
 
     def _operations(self) -> _PartReading:
-        found, unreachable = counts(self._cluster)
+        operations, unreachable = counts(self._cluster)
         observed = []
-        for one in found:
+        for one in operations:
             labels = (one.operation,)
             age = one.oldest.total_seconds()
             observed += [
@@ -352,9 +356,9 @@ class FleetMetrics:
         return _PartReading.of(observed, unreachable)
 
     def _queues(self) -> _PartReading:
-        found, unreachable = queue_counts(self._cluster)
+        queues, unreachable = queue_counts(self._cluster)
         observed = [Observation(metric("queue.unread_servers"), len(unreachable))]
-        for one in found:
+        for one in queues:
             oldest = 0.0 if one.oldest is None else one.oldest.total_seconds()
             observed.append(Observation(metric("queue.oldest"), oldest, (one.queue,)))
             observed += [

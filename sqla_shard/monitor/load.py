@@ -142,7 +142,7 @@ class LoadSnapshot:
         if not isinstance(values, dict) or values.get("version") != _VERSION:
             return None
         try:
-            made = cls(
+            snapshot = cls(
                 process=values["process"],
                 at=values["at"],
                 seconds=values["seconds"],
@@ -152,7 +152,7 @@ class LoadSnapshot:
             )
         except (KeyError, TypeError, ValueError):
             return None
-        return made if made._is_valid() else None
+        return snapshot if snapshot._is_valid() else None
 
     def _is_valid(self) -> bool:
         return (
@@ -189,13 +189,13 @@ def _has_types(one: Iterable[object], types: Iterable[tuple[type, ...]]) -> bool
 def cut(counts: Counter[Cell]) -> dict[Cell, int]:
     """Return the largest counts, and the sums of the others by table."""
     ordered = counts.most_common()
-    found = dict(ordered[:MOST_CELLS])
+    cells = dict(ordered[:MOST_CELLS])
     rest: Counter[Cell] = Counter()
     for cell, count in ordered[MOST_CELLS:]:
         rest[cell._replace(shard_id=OTHERS)] += count
     for cell, count in rest.items():
-        found[cell] = found.get(cell, 0) + count
-    return found
+        cells[cell] = cells.get(cell, 0) + count
+    return cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +263,7 @@ class ShardLoad(JsonObject):
 
     def sentences(self) -> list[str]:
         """Return what is hot, in English; empty if nothing is."""
-        found = []
+        sentences = []
         for is_hot, share, what in (
             (self.hot_reads, self.read_share, "reads"),
             (self.hot_writes, self.write_share, "writes"),
@@ -285,8 +285,8 @@ class ShardLoad(JsonObject):
                     f"; the {kind} {top.table} {top.object_id} takes "
                     f"{_percent(part)} of that"
                 )
-            found.append(text)
-        return found
+            sentences.append(text)
+        return sentences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,20 +463,20 @@ class _Sums:
 
     def _keys_by_shard(self) -> defaultdict[tuple[str, int], dict[Key, list[float]]]:
         """Return reads and writes of each key, by keyspace and shard."""
-        found: defaultdict[tuple[str, int], dict[Key, list[float]]] = defaultdict(dict)
+        keys: defaultdict[tuple[str, int], dict[Key, list[float]]] = defaultdict(dict)
         for key, rate in self._keys.items():
-            both = found[key.keyspace, key.shard_id].setdefault(
+            both = keys[key.keyspace, key.shard_id].setdefault(
                 key._replace(writes=False), [0.0, 0.0]
             )
             both[key.writes] += rate
-        return found
+        return keys
 
     def _tables(self) -> list[TableLoad]:
-        found: defaultdict[tuple[str, str], list[float]] = defaultdict(
+        tables: defaultdict[tuple[str, str], list[float]] = defaultdict(
             lambda: [0.0, 0.0, 0.0]
         )
         for cell, rate in self._cells.items():
-            sums = found[cell.keyspace, cell.table]
+            sums = tables[cell.keyspace, cell.table]
             sums[cell.writes] += rate
             if cell.shard_id is None:
                 sums[2] += rate
@@ -488,7 +488,7 @@ class _Sums:
                 writes=writes,
                 scattered=scattered,
             )
-            for (keyspace, table), (reads, writes, scattered) in found.items()
+            for (keyspace, table), (reads, writes, scattered) in tables.items()
         ]
         return sorted(loads, key=lambda one: -one.reads - one.writes)
 
@@ -682,12 +682,12 @@ class LoadMeter:
 
     def _reading(self, compiled: Any) -> _StatementReading:
         # SQLAlchemy's cache has one object for each kind of statement.
-        found = None if compiled is None else self._readings.get(compiled)
-        if found is None:
-            found = _StatementReading(getattr(compiled, "statement", None))
+        reading = None if compiled is None else self._readings.get(compiled)
+        if reading is None:
+            reading = _StatementReading(getattr(compiled, "statement", None))
             if compiled is not None:
-                self._readings[compiled] = found
-        return found
+                self._readings[compiled] = reading
+        return reading
 
 
 def _count(counts: Counter[Any], one: Any) -> None:
@@ -719,14 +719,14 @@ class _StatementReading:
 
     def ids(self, context: Any) -> Iterator[int]:
         """Yield the ids of a statement, at most 100."""
-        left = _MOST_IDS
+        room = _MOST_IDS
         rows = context.compiled_parameters if self._parameters else ()
         for row in rows:
             for name in self._parameters:
                 for object_id in _ids_in(row.get(name)):
-                    if not left:
+                    if not room:
                         return
-                    left -= 1
+                    room -= 1
                     yield object_id
 
 
@@ -735,8 +735,8 @@ def _table_of(statement: Any) -> Table | None:
     table = getattr(statement, "table", None)
     if table is None:
         froms = getattr(statement, "get_final_froms", None)
-        found = froms() if froms is not None else ()
-        table = found[0] if found else None
+        tables = froms() if froms is not None else ()
+        table = tables[0] if tables else None
         while table is not None and hasattr(table, "left"):
             table = table.left
         table = getattr(table, "element", table)

@@ -72,13 +72,13 @@ def _packed(snapshot: LoadSnapshot) -> bytes:
 def _unpacked(values: Iterable[bytes]) -> list[LoadSnapshot]:
     """Return the fresh snapshots of this version; others are missing."""
     now = time()
-    found = []
+    snapshots = []
     for data in values:
         one = LoadSnapshot.from_dict(_decoded(data))
         # A time in the future, of another clock, would be fresh for ever.
         if one is not None and abs(now - one.at) <= _FRESH:
-            found.append(one)
-    return found
+            snapshots.append(one)
+    return snapshots
 
 
 def _decoded(data: bytes) -> Any:
@@ -122,14 +122,14 @@ class LoadDirectory:
 
         :raises OSError: if the directory cannot be read.
         """
-        found = []
+        stored = []
         for path in self._files():
             try:
-                found.append(path.read_bytes())
+                stored.append(path.read_bytes())
             except FileNotFoundError:
                 # Another process has deleted it.
                 continue
-        return _unpacked(found)
+        return _unpacked(stored)
 
     def _files(self) -> list[Path]:
         # Path.glob() returns nothing for a directory that cannot be read.
@@ -196,13 +196,13 @@ class LoadCache:
 
         :raises OSError: if a server does not respond.
         """
-        found = self._store.fetch(self._keys, lease=0)
-        if any(one.state is KeyState.LOST for one in found.values()):
+        stored = self._store.fetch(self._keys, lease=0)
+        if any(one.state is KeyState.LOST for one in stored.values()):
             raise OSError(
                 "the load of some processes cannot be read: servers of the "
                 "cache do not respond"
             )
-        return _unpacked(one.value for one in found.values())
+        return _unpacked(one.value for one in stored.values())
 
 
 class LoadPublisher:

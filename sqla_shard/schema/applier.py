@@ -211,15 +211,15 @@ class Applier:
         self._steps.clear()
         replayed = self._replayed(version)
         if replayed is not None:
-            found, count = replayed
+            result, count = replayed
         else:
-            found, count = self._run(version)
+            result, count = self._run(version)
         return Outcome.of(
             shard,
             steps=tuple(self._steps),
             statements=count,
             seconds=monotonic() - began,
-            **found,
+            **result,
         )
 
     def _run(self, version: Version) -> tuple[dict[str, Any], int]:
@@ -228,11 +228,11 @@ class Applier:
             connection, journal = self._connected(version.shard)
         except (DBAPIError, OSError) as error:
             return self._unreachable(error), 0
-        found = self._attempt(version, connection, journal)
+        result = self._attempt(version, connection, journal)
         if journal.has_session_state:
             # The next shard must not inherit session variables.
             self.close()
-        return found, journal.count
+        return result, journal.count
 
     def _unreachable(self, error: BaseException) -> dict[str, Any]:
         self.close()
@@ -248,8 +248,8 @@ class Applier:
 
     def made(self) -> dict[tuple[str, ...], Plan]:
         """Return the plans that were made since the last call."""
-        made, self._made = self._made, {}
-        return made
+        plans, self._made = self._made, {}
+        return plans
 
     def _replayed(self, version: Version) -> tuple[dict[str, Any], int] | None:
         """Send the plan for the revisions of a shard.
@@ -276,20 +276,20 @@ class Applier:
             replay.run(version, table)
         except (NotAsPlannedError, DBAPIError) as error:
             if replay.is_positioned:
-                found = self._failed(shard, journal, State.FAILED, error)
-                return found, journal.count
+                result = self._failed(shard, journal, State.FAILED, error)
+                return result, journal.count
             # Nothing was changed.  The connection may be lost since the last
             # shard, or the database be gone: alembic's way reports it.
             self._abandon(shard, error)
             return None
         except Interrupted as stopped:
-            found = self._failed(shard, journal, State.INTERRUPTED, stopped)
+            result = self._failed(shard, journal, State.INTERRUPTED, stopped)
         except (Exception, *_ENDINGS) as error:
             # As of any shard: the others continue.
-            found = self._failed(shard, journal, State.FAILED, error)
+            result = self._failed(shard, journal, State.FAILED, error)
         else:
-            found = {"state": State.CHANGED}
-        return found, journal.count
+            result = {"state": State.CHANGED}
+        return result, journal.count
 
     def _suits(self, version: Version) -> bool:
         """Return whether a plan can be sent to a shard."""
@@ -529,9 +529,9 @@ class Applier:
             with self._places.engines.visit(shard.place.engine) as connection:
                 shard.place.backend.ddl.enter(connection, shard.schema)
                 text = ledger.kept_by(connection, direction, revision)
-            found = text and FirstSent.of_json(text, shard.shard_id)
-            if found:
-                return found
+            first_sent = text and FirstSent.of_json(text, shard.shard_id)
+            if first_sent:
+                return first_sent
         return None
 
     def _applied(self, *, step: Any, **kwargs: Any) -> None:
@@ -677,10 +677,10 @@ def _order_indexes(table: Table, *details: Any, **more: Any) -> None:
 
 def _texts(journal: Journal) -> tuple[str, ...]:
     """Return what alembic has sent since; nothing if it has parameters."""
-    found = [text for text in journal.apart if text is not None]
-    is_complete = len(found) == len(journal.apart)
+    texts = [text for text in journal.apart if text is not None]
+    is_complete = len(texts) == len(journal.apart)
     journal.apart.clear()
-    return tuple(found) if is_complete else ()
+    return tuple(texts) if is_complete else ()
 
 
 def _is_killed(shard: Shard, error: BaseException) -> bool:

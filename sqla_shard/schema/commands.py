@@ -99,9 +99,9 @@ class ShardStatus(JsonObject):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes but for the cause as JSON values."""
-        found = super().as_dict()
-        del found["cause"]
-        return found
+        values = super().as_dict()
+        del values["cause"]
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +135,11 @@ class StatusReport:
 
     def histogram(self) -> dict[tuple[str, ...], list[int]]:
         """Return the shard ids by their current revisions."""
-        found: dict[tuple[str, ...], list[int]] = {}
+        groups: dict[tuple[str, ...], list[int]] = {}
         for one in self.shards:
             if one.condition not in NOT_READ:
-                found.setdefault(one.revisions, []).append(one.shard_id)
-        return found
+                groups.setdefault(one.revisions, []).append(one.shard_id)
+        return groups
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
@@ -179,13 +179,13 @@ class StatusReport:
             is_known = revisions and one.condition != UNREACHABLE
             where = f", {name}" if is_known else ""
             others.setdefault(f"{one.condition}{where}", []).append(one)
-        for name, found in (*in_order.items(), *others.items()):
-            if found[0].condition == UNREACHABLE:
-                yield from (f"  {one}" for one in servers_of(self.keyspace, found))
+        for name, outcomes in (*in_order.items(), *others.items()):
+            if outcomes[0].condition == UNREACHABLE:
+                yield from (f"  {one}" for one in servers_of(self.keyspace, outcomes))
                 continue
-            ids = as_ranges(one.shard_id for one in found)
-            yield f"  {len(found):6} {name}: {ids}"
-            yield from _details(found)
+            ids = as_ranges(one.shard_id for one in outcomes)
+            yield f"  {len(outcomes):6} {name}: {ids}"
+            yield from _details(outcomes)
 
 
 def _details(found: Sequence[ShardStatus]) -> Iterator[str]:
@@ -198,8 +198,8 @@ def _details(found: Sequence[ShardStatus]) -> Iterator[str]:
     by_server: dict[str, list[int]] = {}
     for one in found:
         by_server.setdefault(one.server, []).append(one.shard_id)
-    for server, its in by_server.items():
-        yield f"         {server}: {as_ranges(its)}"
+    for server, statuses in by_server.items():
+        yield f"         {server}: {as_ranges(statuses)}"
 
 
 def _status(environment: Environment, steps: Any) -> StatusReport:

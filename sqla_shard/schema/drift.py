@@ -504,12 +504,14 @@ def _drift(
 
 
 def _variant(group: list[_Database], *, exists: bool, diff: str = "") -> Variant:
-    found: dict[tuple[str, Role], list[int]] = {}
+    instances: dict[tuple[str, Role], list[int]] = {}
     for database in group:
         instance = database.instance
         server = instance.server.name, instance.role
-        found.setdefault(server, []).append(database.shard)
-    return Variant(exists=exists, count=len(group), copies=_copies(found), diff=diff)
+        instances.setdefault(server, []).append(database.shard)
+    return Variant(
+        exists=exists, count=len(group), copies=_copies(instances), diff=diff
+    )
 
 
 def _diff(table: str, example: _Database, reference: _Database, text: str) -> str:
@@ -622,19 +624,19 @@ def _selected_instances(
     wanted = None if shards is None else frozenset(shards)
     has_reference = reference is not None and reference in keyspace.shard_ids
     for server in keyspace.servers:
-        found: set[int] = set()
+        shards_there: set[int] = set()
         is_selected = servers is None or server.name in servers
         if is_selected:
-            found = {shard for item in server.shards for shard in item}
+            shards_there = {shard for item in server.shards for shard in item}
             if wanted is not None:
-                found &= wanted
+                shards_there &= wanted
                 # If no shards were selected, a server without shards is read
                 # as well: it may have orphaned databases.
-                is_selected = bool(found)
+                is_selected = bool(shards_there)
         if has_reference and keyspace.server_for(reference or 0) == server:
-            found, is_selected = {*found, reference or 0}, True
+            shards_there, is_selected = {*shards_there, reference or 0}, True
         if is_selected:
-            yield server, sorted(found)
+            yield server, sorted(shards_there)
 
 
 def _roles(server: Server, standby: bool) -> Iterator[Role]:

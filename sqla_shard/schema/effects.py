@@ -183,8 +183,8 @@ def read(statement: str) -> StatementProperties:
     if ";" in bare:
         # Some drivers send several statements in one text.
         return _unknown(bare)
-    found = _WORD.match(text)
-    word = found[1].upper() if found else ""
+    match = _WORD.match(text)
+    word = match[1].upper() if match else ""
     if word == "WITH":
         word = _main_word(bare)
     if word in _READS:
@@ -273,12 +273,12 @@ def _read_ddl(text: str, bare: str) -> StatementProperties:
     elif altered:
         if not (_MOVES_DATA.search(bare) or _is_ambiguous(text)):
             names = tuple(name for name in altered.groups() if name)
-    elif found := next(filter(None, (p.match(text) for p in _CREATE)), None):
+    elif match := next(filter(None, (p.match(text) for p in _CREATE)), None):
         creates_table = True
         if not _is_filled(bare):
-            names = (found[1],)
-    elif found := next(filter(None, (p.match(text) for p in _OTHERS)), None):
-        names = tuple(_ONE.findall(found[1]))
+            names = (match[1],)
+    elif match := next(filter(None, (p.match(text) for p in _OTHERS)), None):
+        names = tuple(_ONE.findall(match[1]))
     if not names:
         is_whole = bool(renamed or altered or creates_table or _TRUNCATE.match(bare))
         return _unknown(bare, is_whole=is_whole)

@@ -84,10 +84,10 @@ class TopologyChanges:
         reports that.
         """
         try:
-            found = self._elsewhere(self._read())
+            elsewhere = self._elsewhere(self._read())
         except ShardError:
             return False
-        return not found.isdisjoint(shard_ids)
+        return not elsewhere.isdisjoint(shard_ids)
 
     def with_moved_shards(self, report: RunReport, *, all_shards: bool) -> RunReport:
         """Return the report with the shards that were moved or opened since.
@@ -120,14 +120,14 @@ class TopologyChanges:
         :param new: the topology that may be published.
         """
         try:
-            found = self._read()
+            published = self._read()
         except ShardError as error:
             return _with_read_error(report, error)
-        if found in (self._old, new):
+        if published in (self._old, new):
             return report
         return replace(
             report,
-            topology_error=f"the topology of epoch {found.epoch} was "
+            topology_error=f"the topology of epoch {published.epoch} was "
             "published during this run",
         )
 
@@ -140,8 +140,8 @@ class TopologyChanges:
         if after is None:
             return set(before.shard_ids)
         common = min(before.shards, after.shards)
-        found = set(range(common, max(before.shards, after.shards)))
-        return found | {
+        shards = set(range(common, max(before.shards, after.shards)))
+        return shards | {
             shard_id
             for shard_id in range(common)
             if _place(before, shard_id) != _place(after, shard_id)
@@ -297,8 +297,8 @@ class Environment:
 
     def _option(self, name: str) -> str | None:
         section = self._config.config_ini_section
-        found: str | None = self._config.get_section_option(section, name)
-        return found
+        value: str | None = self._config.get_section_option(section, name)
+        return value
 
     def _from_config(self) -> Cluster:
         # Use no snapshot, since an outdated topology would migrate the wrong
@@ -351,8 +351,8 @@ class Environment:
     @property
     def script(self) -> ScriptDirectory:
         """The revision scripts of the application."""
-        found: ScriptDirectory = self._context.script
-        return found
+        directory: ScriptDirectory = self._context.script
+        return directory
 
     def is_newest(self, heads: tuple[str, ...]) -> bool:
         """Return whether a shard at the given revisions needs no upgrade.
@@ -664,11 +664,11 @@ def _text(target: Any) -> str:
 
 def _x_arguments(context: Any) -> dict[str, list[str]]:
     """Return all values of each ``-x`` name; alembic returns the last one."""
-    found: dict[str, list[str]] = {}
+    arguments: dict[str, list[str]] = {}
     for argument in context.get_x_argument():
         name, _, value = argument.partition("=")
-        found.setdefault(name, []).append(value)
-    return found
+        arguments.setdefault(name, []).append(value)
+    return arguments
 
 
 def run_env(
@@ -724,9 +724,9 @@ def current_shard() -> Shard:
     """
     with suppress(NameError):
         options = op.get_context().opts
-        if isinstance(found := options.get("sqla_shard"), Shard):
+        if isinstance(shard := options.get("sqla_shard"), Shard):
             options["sqla_shard_differs"]()
-            return found
+            return shard
     raise SchemaError(
         "no revision is running on a virtual shard: current_shard() is for upgrade() "
         "and downgrade(), but not with --sql, which is printed once for all shards"

@@ -63,9 +63,9 @@ def _scripts() -> ScriptDirectory:
 
 def own_head() -> str:
     """Return the newest revision of these tables."""
-    found = _scripts().get_current_head()
-    assert found is not None  # noqa: S101 - there is one, as shipped
-    return found
+    head = _scripts().get_current_head()
+    assert head is not None  # noqa: S101 - there is one, as shipped
+    return head
 
 
 #: By dialect, the statements that create these tables.
@@ -675,8 +675,8 @@ def _read(
 
 
 def _last(rows: Sequence[tuple[Any, ...]], columns: list[str]) -> Open | None:
-    found = [Open(**dict(zip(columns, row, strict=True))) for row in rows]
-    return max(found, key=lambda one: one.number, default=None)
+    entries = [Open(**dict(zip(columns, row, strict=True))) for row in rows]
+    return max(entries, key=lambda one: one.number, default=None)
 
 
 def _newest(rows: Sequence[tuple[Any, ...]]) -> tuple[str, str] | None:
@@ -748,7 +748,7 @@ def without_tables(places: Places, versions: Sequence[Version]) -> list[Version]
 
     ``stamp`` needs it: it sets the revision of existing tables.
     """
-    found = []
+    versions_without = []
     for version in versions:
         shard = version.shard
         if version.lost is not None:
@@ -757,8 +757,8 @@ def without_tables(places: Places, versions: Sequence[Version]) -> list[Version]
                 names = shard.place.backend.ddl.names(connection)
             if any(not name.startswith(PREFIX) for name in names):
                 version = replace(version, lost=None)
-        found.append(version)
-    return found
+        versions_without.append(version)
+    return versions_without
 
 
 def _is_blank(version: Version) -> bool:
@@ -794,11 +794,11 @@ def _reason(versions: Sequence[Version]) -> str | None:
 
 def _reason_of_misplaced(versions: Sequence[Version]) -> str | None:
     """Return the reason if shards have moved since the topology was read."""
-    found = [one.shard for one in versions if one.heads]
-    if found:
+    shards = [one.shard for one in versions if one.heads]
+    if shards:
         return (
             "servers have databases with one that this topology places "
-            f"elsewhere: {shortened_list(found)}"
+            f"elsewhere: {shortened_list(shards)}"
         )
     silent = {one.shard.server for one in versions if one.error is not None}
     if silent:

@@ -166,14 +166,14 @@ def server_databases(
             )
     jobs = [*primaries.values()]
     jobs += [job for one, job in standbys.items() if one not in primaries]
-    found = {
+    databases = {
         server.address: server for server in engines.in_parallel(jobs, "databases")
     }
     return {
         address: server
         if address in primaries
-        else _without_copies(server, [found[one] for one in pairs[address]])
-        for address, server in found.items()
+        else _without_copies(server, [databases[one] for one in pairs[address]])
+        for address, server in databases.items()
     }
 
 
@@ -291,10 +291,10 @@ def compare(
         else:
             errors[version.shard.shard_id] = {"state": State.FAILED, "error": error}
     work = partial(_on_engine, places, reference, version_table)
-    for found in places.engines.in_parallel(
+    for parts in places.engines.in_parallel(
         [partial(work, some) for some in by_engine(equal)], "compare", 8
     ):
-        errors.update(found)
+        errors.update(parts)
     return [replace(one, **errors.get(one.shard_id, {})) for one in outcomes]
 
 
@@ -314,7 +314,7 @@ def _revision_error(version: Version, wanted: Version) -> str | None:
 
 def _read(connection: Connection, shards: Sequence[Shard]) -> dict[str, dict[str, str]]:
     catalogue = shards[0].place.backend.catalogue
-    found = catalogue.digests(connection, [shard.schema for shard in shards])
+    digests = catalogue.digests(connection, [shard.schema for shard in shards])
     return {
         # The reference gets newer tables of this package with its next
         # revision.
@@ -323,7 +323,7 @@ def _read(connection: Connection, shards: Sequence[Shard]) -> dict[str, dict[str
             for name, digest in tables.items()
             if not name.startswith(PREFIX)
         }
-        for schema, tables in found.items()
+        for schema, tables in digests.items()
     }
 
 
@@ -339,11 +339,11 @@ def _on_engine(
         errors = {}
         equal = {}
         for shard in shards:
-            found = digests.get(shard.schema, {})
-            if found == wanted:
-                equal[shard] = [name for name in found if name != DATABASE]
+            tables = digests.get(shard.schema, {})
+            if tables == wanted:
+                equal[shard] = [name for name in tables if name != DATABASE]
                 continue
-            text = "\n".join(_differences(shard, reference, found, wanted))
+            text = "\n".join(_differences(shard, reference, tables, wanted))
             errors[shard.shard_id] = {"state": State.FAILED, "error": text}
         _finish(places, equal, version_table)
     except (DBAPIError, ServerUnreachableError, OSError) as error:
@@ -419,10 +419,10 @@ def unusable(
     :param version_table: the name of alembic's table.
     """
     work = partial(_in_use_on_engine, engines, version_table)
-    found = engines.in_parallel(
+    answers = engines.in_parallel(
         [partial(work, some) for some in by_engine(shards)], "look", 8
     )
-    return [problem for problems in found for problem in problems]
+    return [problem for problems in answers for problem in problems]
 
 
 def check_unused(connection: Connection, shard: Shard) -> None:
@@ -638,14 +638,14 @@ class _Provisioning:
         self._check()
         report = self._make(versions, fn)
         if report.ok:
-            found = compare(
+            outcomes = compare(
                 self._places,
                 shards,
                 report.outcomes,
                 reference,
                 self._environment.version_table,
             )
-            report = replace(report, outcomes=tuple(found))
+            report = replace(report, outcomes=tuple(outcomes))
         report = self._environment.topology_changes.with_publication_check(
             report, self._new
         )
@@ -684,10 +684,10 @@ class _Provisioning:
         if not shards:
             return []
         topologies = [self._current, self._new]
-        found = server_databases(self._engines, topologies)
-        self._unread += [one.label for one in found.values() if one.error]
+        databases = server_databases(self._engines, topologies)
+        self._unread += [one.label for one in databases.values() if one.error]
         self._problems += misplaced_databases(
-            shards, self._new.keyspace(self._name), found, topologies
+            shards, self._new.keyspace(self._name), databases, topologies
         )
         versions = read_versions(self._places, shards, self._environment.version_table)
         self._problems += unusable(
@@ -700,10 +700,10 @@ class _Provisioning:
     def _others(self) -> tuple[str, ...]:
         changes = diff(self._current, self._new)
         opened = {one.keyspace for one in changes.opened}
-        found = {*changes.added_keyspaces, *opened}
+        names = {*changes.added_keyspaces, *opened}
         if self._initial:
-            found = set(self._new.keyspaces)
-        return tuple(sorted(found - {self._name}))
+            names = set(self._new.keyspaces)
+        return tuple(sorted(names - {self._name}))
 
     def _make(
         self, versions: Sequence[Version], fn: Callable[..., Any]

@@ -117,9 +117,9 @@ class _Names:
 
     def function(self, name: str) -> ast.FunctionDef | None:
         """Return a function of the module, if it takes no arguments."""
-        found = self._meanings.get(name)
-        if isinstance(found, ast.FunctionDef) and not ast.unparse(found.args):
-            return found
+        meaning = self._meanings.get(name)
+        if isinstance(meaning, ast.FunctionDef) and not ast.unparse(meaning.args):
+            return meaning
         return None
 
     def meaning(self, node: ast.expr) -> Any:
@@ -146,17 +146,17 @@ class _Names:
 
     def is_type(self, node: ast.expr) -> bool:
         """Return whether a name refers to a column type of SQLAlchemy."""
-        found = self.meaning(node)
+        meaning = self.meaning(node)
         return (
-            isinstance(found, type)
-            and issubclass(found, TypeEngine)
-            and found.__module__.startswith("sqlalchemy.")
+            isinstance(meaning, type)
+            and issubclass(meaning, TypeEngine)
+            and meaning.__module__.startswith("sqlalchemy.")
         )
 
     def own_class(self, node: ast.expr) -> str | None:
         """Return the name of a class of portable revisions, or None."""
-        found = self.meaning(node)
-        return found.name if isinstance(found, ast.ClassDef) else None
+        meaning = self.meaning(node)
+        return meaning.name if isinstance(meaning, ast.ClassDef) else None
 
     def _bind(self, name: str, meaning: Any) -> None:
         known = self._meanings.setdefault(name, meaning)
@@ -179,11 +179,11 @@ class _Names:
         for alias in node.names:
             if alias.name not in _MODULES:
                 raise _NotStaticError(alias.name)
-            found = importlib.import_module(alias.name)
+            module = importlib.import_module(alias.name)
             if alias.asname is None:
                 self._bind("sqlalchemy", sqlalchemy)
             else:
-                self._bind(alias.asname, found)
+                self._bind(alias.asname, module)
 
     def _import_from(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
@@ -349,9 +349,9 @@ def is_static(path: str | None, function: str) -> bool:
         return False
     except _PARSING:
         return False  # Alembic has loaded another version.
-    found = names.function(function)
-    return found is not None and all(
-        _is_static_statement(node, names) for node in found.body
+    definition = names.function(function)
+    return definition is not None and all(
+        _is_static_statement(node, names) for node in definition.body
     )
 
 
@@ -440,8 +440,8 @@ def _is_made(call: ast.Call, names: _Names) -> bool:
             return _is_method(func.attr, func.value, call, names)
         if names.meaning(func.value) is sa.func:
             return not func.attr.startswith("_")
-    made = names.meaning(func)
-    return names.is_type(func) or any(made is one for one in _MADE)
+    origin = names.meaning(func)
+    return names.is_type(func) or any(origin is one for one in _MADE)
 
 
 def _is_method(name: str, made: ast.Call, call: ast.Call, names: _Names) -> bool:
@@ -532,7 +532,7 @@ def new_tables(
     :param statements: the statements of a revision; each names one table.
     :param creation: :meth:`.Batch.creation`.
     """
-    found: dict[int, NewTable] = {}
+    tables: dict[int, NewTable] = {}
     first = 0
     while first < len(statements):
         properties = read(statements[first])
@@ -547,13 +547,13 @@ def new_tables(
         while last > first + 1:
             text = creation(statements[first:last])
             if text is not None:
-                found[first] = NewTable(
+                tables[first] = NewTable(
                     name=table.strip("`"), count=last - first, creation=text
                 )
                 break
             last -= 1
         first = last
-    return found
+    return tables
 
 
 class Replay:
@@ -699,11 +699,11 @@ class Replay:
         if is_local and name not in self._names:
             self._names.add(name)
             return {table: None}
-        found: dict[str, Any] = {table: None}
+        tables: dict[str, Any] = {table: None}
         query = self._batch.definition(table)
 
         def after(count: int, rows: Sequence[Any]) -> None:
-            found[table] = self._batch.digest(rows)
+            tables[table] = self._batch.digest(rows)
 
         self._add(query, after)
         try:
@@ -711,7 +711,7 @@ class Replay:
         except DBAPIError as error:
             if error.statement != query[0] or not self._batch.is_absent(error):
                 raise
-        return found
+        return tables
 
     def _started(self, number: int, count: int, rows: Sequence[Any]) -> None:
         self._journal.started(number)

@@ -106,9 +106,9 @@ class Outcome(JsonObject):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes but for the cause as JSON values."""
-        found = super().as_dict()
-        del found["cause"]
-        return found
+        values = super().as_dict()
+        del values["cause"]
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,10 +180,10 @@ class RunReport:
         lost = servers_of(self.keyspace, self.of(State.UNREACHABLE))
         yield from map(str, lost)
         for state in State:
-            found = self.of(state)
-            if found and state is not State.UNREACHABLE:
-                ids = as_ranges(one.shard_id for one in found)
-                yield f"  {len(found)} {state.value}: {ids}"
+            outcomes = self.of(state)
+            if outcomes and state is not State.UNREACHABLE:
+                ids = as_ranges(one.shard_id for one in outcomes)
+                yield f"  {len(outcomes)} {state.value}: {ids}"
         yield from _failures(self.outcomes)
         if self.topology_error is not None:
             yield f"repeat the command: {self.topology_error}"
@@ -217,9 +217,9 @@ def _failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
             error = one.error.replace(one.database, "<database>")
             key = (error, one.state, one.step, one.done)
             groups.setdefault(key, []).append(one)
-    for found in list(groups.values())[:_SHOWN]:
-        first = found[0]
-        names = shortened_list([f"{one.database} on {one.server}" for one in found], 3)
+    for group in list(groups.values())[:_SHOWN]:
+        first = group[0]
+        names = shortened_list([f"{one.database} on {one.server}" for one in group], 3)
         yield f"{first.state.value}: {names}"
         for line in (first.error or "").splitlines():
             yield f"    {line}"
@@ -332,13 +332,13 @@ class _Tally:
 
 
 def _sum(tallies: Iterable[_Tally]) -> _Tally:
-    found = _Tally()
+    total = _Tally()
     for one in tallies:
-        found.total += one.total
-        found.done += one.done
-        found.failed += one.failed
-        found.left += one.left
-    return found
+        total.total += one.total
+        total.done += one.done
+        total.failed += one.failed
+        total.left += one.left
+    return total
 
 
 class _Display(CommandProgress):
@@ -431,10 +431,10 @@ class LineProgress(_Display):
         if now - self._shown >= _INTERVAL:
             self._shown = now
             count, rate = self._all, self._rate(now)
-            left = (count.total - count.done) / rate
+            seconds = (count.total - count.done) / rate
             self._print(
                 f"{count.done} of {count.total}, {count.failed} failed, "
-                f"{rate:.0f} a second, {left:.0f} s left"
+                f"{rate:.0f} a second, {seconds:.0f} s left"
             )
 
     def _print(self, line: str) -> None:
@@ -482,8 +482,8 @@ class _Left(ProgressColumn):
     """The number of shards that are not attempted."""
 
     def render(self, task: Task) -> Text:
-        left = task.fields["tally"].left
-        return Text(f"{left} not attempted" if left else "", "yellow")
+        seconds = task.fields["tally"].left
+        return Text(f"{seconds} not attempted" if seconds else "", "yellow")
 
 
 def _columns(width: int) -> Iterator[ProgressColumn]:

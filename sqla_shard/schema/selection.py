@@ -107,27 +107,27 @@ def misplaced_on(places: Places, keyspace: Keyspace, server: Server) -> list[Sha
     somewhere = places.place_on(keyspace, server, 0)
     names = somewhere.backend.catalogue.databases(somewhere.engine)
     held = {shard_id for item in server.shards for shard_id in item}
-    found = {template.shard_of(name) for name in names}
+    shards = {template.shard_of(name) for name in names}
     return [
         shard_on(places, keyspace, server, shard_id)
         for shard_id in keyspace.shard_ids
-        if shard_id in found and shard_id not in held
+        if shard_id in shards and shard_id not in held
     ]
 
 
 def template_of(keyspace: Keyspace) -> Template:
     """Return the template of the database names of a keyspace."""
-    found = Template.parse(keyspace.database, sharded=keyspace.kind != "global")
-    assert isinstance(found, Template)  # noqa: S101 - the topology was checked
-    return found
+    template = Template.parse(keyspace.database, sharded=keyspace.kind != "global")
+    assert isinstance(template, Template)  # noqa: S101 - the topology was checked
+    return template
 
 
 def by_engine(shards: Iterable[Shard]) -> list[list[Shard]]:
     """Return the shards in groups that share an engine."""
-    found: dict[Engine, list[Shard]] = {}
+    groups: dict[Engine, list[Shard]] = {}
     for shard in shards:
-        found.setdefault(shard.place.engine, []).append(shard)
-    return list(found.values())
+        groups.setdefault(shard.place.engine, []).append(shard)
+    return list(groups.values())
 
 
 def parse_shards(text: str) -> list[int]:
@@ -135,7 +135,7 @@ def parse_shards(text: str) -> list[int]:
 
     :raises SchemaOptionError: if it is not a list of numbers and ranges.
     """
-    found: set[int] = set()
+    shards: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         last = int(match[2] or match[1]) if match else -1
@@ -147,8 +147,8 @@ def parse_shards(text: str) -> list[int]:
                 option="shards",
                 value=text,
             )
-        found.update(range(first, last + 1))
-    return sorted(found)
+        shards.update(range(first, last + 1))
+    return sorted(shards)
 
 
 _YES = frozenset({"1", "true", "yes", "on"})
@@ -230,8 +230,8 @@ class RunOptions:
                 continue
             more = value if isinstance(value, list) else [value]
             values.setdefault(name, []).extend(more)
-        found = {name: _parse_option(name, given) for name, given in values.items()}
-        return cls(**found)  # type: ignore[arg-type]  # by name, parsed
+        options = {name: _parse_option(name, given) for name, given in values.items()}
+        return cls(**options)  # type: ignore[arg-type]  # by name, parsed
 
 
 def _parse_option(name: str, given: list[str]) -> object:

@@ -232,8 +232,8 @@ class Observer:
 
     def load_of(self, keyspace: str, shard_id: int) -> ShardLoad | None:
         """Return the load of a shard; None if it has none, or is unknown."""
-        found = self.load().value
-        for one in () if found is None else found.shards:
+        report = self.load().value
+        for one in () if report is None else report.shards:
             if (one.keyspace, one.shard_id) == (keyspace, shard_id):
                 return one
         return None
@@ -352,8 +352,8 @@ class Observer:
     def _read_queues(self) -> QueuesView:
         counts, unreachable = queue_counts(self.cluster)
         lines = unreachable_lines(unreachable)
-        found = {} if unreachable else {o.queue: o for o in limits(self.cluster)}
-        return QueuesView(counts=counts, limits=found, unreachable=lines)
+        by_queue = {} if unreachable else {o.queue: o for o in limits(self.cluster)}
+        return QueuesView(counts=counts, limits=by_queue, unreachable=lines)
 
     def _read_load(self) -> LoadReport:
         snapshots = []
@@ -379,12 +379,12 @@ class Observer:
 
 
 def _of_states(observer: Observer) -> tuple[Any, ...]:
-    found = observer.states(0.0)
+    reading = observer.states(0.0)
     return (
-        found.error,
+        reading.error,
         *(
             (one.address, one.problems, one.lag)
-            for pair in found.value or ()
+            for pair in reading.value or ()
             for one in pair.servers
         ),
     )
@@ -418,13 +418,13 @@ def _of_shard(observer: Observer) -> tuple[Any, ...]:
 
 
 def _of_queues(observer: Observer) -> tuple[Any, ...]:
-    found = observer.queues(0.0)
-    return found.error, found.version
+    reading = observer.queues(0.0)
+    return reading.error, reading.version
 
 
 def _of_cache(observer: Observer) -> tuple[Any, ...]:
-    found = observer.cache(0.0)
-    return found.error, found.version
+    reading = observer.cache(0.0)
+    return reading.error, reading.version
 
 
 def _of_pools(observer: Observer) -> tuple[Any, ...]:
@@ -438,18 +438,18 @@ def _of_pools(observer: Observer) -> tuple[Any, ...]:
 
 
 def _of_operations(observer: Observer) -> tuple[Any, ...]:
-    found = observer.operations(0.0)
-    return found.error, found.version
+    reading = observer.operations(0.0)
+    return reading.error, reading.version
 
 
 def _of_history(observer: Observer) -> tuple[Any, ...]:
-    found = observer.changes(0.0)
-    return found.error, found.version
+    reading = observer.changes(0.0)
+    return reading.error, reading.version
 
 
 def _of_rollouts(observer: Observer) -> tuple[Any, ...]:
-    found = observer.rollouts(0.0)
-    return found.error, found.version
+    reading = observer.rollouts(0.0)
+    return reading.error, reading.version
 
 
 #: Values of the digest of a page: only displayed values are read.
@@ -530,12 +530,12 @@ def read_operations(fleet: Fleet) -> OperationsView:
 
     :raises TopologyUnavailableError: if the journal cannot be read.
     """
-    found = status(fleet)
+    entries = status(fleet)
     pending = None
-    if found.pending is not None:
-        pending = _view(fleet, found.pending.record, is_pending=True)
+    if entries.pending is not None:
+        pending = _view(fleet, entries.pending.record, is_pending=True)
     return OperationsView(
-        status=found,
+        status=entries,
         pending=pending,
         past=tuple(
             _view(fleet, one, is_pending=False) for one in fleet.journal.history(_PAST)

@@ -486,18 +486,18 @@ class Pages:
         """Show the way of an id or a statement; nothing is run."""
         text = request.args.get("q", "").strip()
         keyspace = request.args.get("keyspace") or None
-        found, error = None, None
+        explanation, error = None, None
         if text:
             # It may take seconds.
             check_site(links=False)
             try:
-                found = self._observer.explain(text, keyspace)
+                explanation = self._observer.explain(text, keyspace)
             except ShardError as raised:
                 error = str(raised)
         page = self._page(
             "explain",
             text=text,
-            found=found,
+            found=explanation,
             error=error,
             is_sql=is_sql(text),
             models=self._observer.models,
@@ -697,8 +697,8 @@ def _app_of(blueprint: Blueprint, hosts: Sequence[str]) -> Flask:
     @app.before_request
     def _check_host() -> None:
         # Flask's TRUSTED_HOSTS would refuse each IPv6 address.
-        found = _HOST.fullmatch(request.host.lower())
-        if found is None or found[1].strip("[]") not in names:
+        match = _HOST.fullmatch(request.host.lower())
+        if match is None or match[1].strip("[]") not in names:
             raise SecurityError(f"Host {request.host!r} is not trusted.")
 
     app.register_blueprint(blueprint)
@@ -790,10 +790,10 @@ def _duration(seconds: float | timedelta | None) -> str:
         return "–"
     if isinstance(seconds, timedelta):
         seconds = seconds.total_seconds()
-    left = int(seconds)
+    rest = int(seconds)
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        if left >= size or (unit == "s" and not parts):
-            parts.append(f"{left // size} {unit}")
-            left %= size
+        if rest >= size or (unit == "s" and not parts):
+            parts.append(f"{rest // size} {unit}")
+            rest %= size
     return " ".join(parts[:2])

@@ -82,8 +82,8 @@ class PairState:
     @property
     def servers(self) -> tuple[ServerState, ...]:
         """The primary, and the standby if there is one."""
-        found = (self.primary, self.standby)
-        return tuple(one for one in found if one is not None)
+        pair = (self.primary, self.standby)
+        return tuple(one for one in pair if one is not None)
 
     @property
     def level(self) -> Literal["bad", "warning", "good"]:
@@ -173,12 +173,12 @@ class ServerReader:
         :param timeout: seconds for each server.
         """
         pairs = all_pairs(topology)
-        found = all_answers(
+        answers = all_answers(
             [partial(self._sizes, pair, timeout) for pair in pairs], timeout
         )
         databases: dict[tuple[str, str], DatabaseSize] = {}
         unread: dict[str, str] = {}
-        for pair, result in zip(pairs, found, strict=True):
+        for pair, result in zip(pairs, answers, strict=True):
             if isinstance(result, Mapping):
                 address = str(address_of(pair.primary))
                 for name, size in result.items():
@@ -365,7 +365,7 @@ def read_rollouts(cluster: Cluster, configs: Sequence[Config]) -> tuple[Rollout,
 
     :param configs: alembic's configuration of some keyspaces.
     """
-    found: dict[str, Rollout] = {}
+    rollouts: dict[str, Rollout] = {}
     for config in configs:
         name = config.get_section_option(config.config_ini_section, "keyspace")
         try:
@@ -373,23 +373,25 @@ def read_rollouts(cluster: Cluster, configs: Sequence[Config]) -> tuple[Rollout,
                 report = status(config, cluster=cluster)
         except (CommandError, SQLAlchemyError, OSError) as error:
             name = name or config.config_ini_section
-            found[name] = Rollout(
+            rollouts[name] = Rollout(
                 keyspace=name, heads=None, shards=(), error=short(error)
             )
         else:
-            found[report.keyspace] = Rollout(
+            rollouts[report.keyspace] = Rollout(
                 keyspace=report.keyspace, heads=report.heads, shards=report.shards
             )
     places = cluster.places
     for keyspace in places.topology.keyspaces.values():
-        if keyspace.name not in found:
+        if keyspace.name not in rollouts:
             versions = read_versions(
                 places, shards_of(places, keyspace), "alembic_version"
             )
-            found[keyspace.name] = Rollout(
+            rollouts[keyspace.name] = Rollout(
                 keyspace=keyspace.name, heads=None, shards=tuple(map(_status, versions))
             )
-    return tuple(found[name] for name in places.topology.keyspaces if name in found)
+    return tuple(
+        rollouts[name] for name in places.topology.keyspaces if name in rollouts
+    )
 
 
 def _status(version: Version) -> ShardStatus:
@@ -516,7 +518,7 @@ class TopologyHistory:
         # kazoo is needed for this alone.
         from sqla_shard.topology.zookeeper import Publisher
 
-        found: list[Change] = []
+        changes: list[Change] = []
         with Publisher(
             str(self._location), placeholders=self._placeholders
         ) as publisher:
@@ -533,12 +535,12 @@ class TopologyHistory:
             old = versions[at + 1] if at + 1 < len(versions) else None
             if isinstance(new, Topology):
                 old = old if isinstance(old, Topology) else None
-                found.append(_change(entry.epoch, entry.published, old, new))
+                changes.append(_change(entry.epoch, entry.published, old, new))
             else:
-                found.append(
+                changes.append(
                     Change(epoch=entry.epoch, seen=entry.published, error=short(new))
                 )
-        return tuple(found[:_SHOWN])
+        return tuple(changes[:_SHOWN])
 
 
 def _now() -> datetime:
@@ -548,16 +550,16 @@ def _now() -> datetime:
 def _change(epoch: int, seen: datetime, old: Topology | None, new: Topology) -> Change:
     if old is None:
         return Change(epoch=epoch, seen=seen, is_first=True)
-    found = diff(old, new)
+    changes = diff(old, new)
     touched = dict.fromkeys(
         [
-            *(one.keyspace for one in found.moved),
-            *(one.keyspace for one in found.opened),
-            *(one.keyspace for one in found.closed),
+            *(one.keyspace for one in changes.moved),
+            *(one.keyspace for one in changes.opened),
+            *(one.keyspace for one in changes.closed),
         ]
     )
     # The first line has the epochs.
-    lines = str(found).splitlines()[1:]
+    lines = str(changes).splitlines()[1:]
     return Change(
         epoch=epoch,
         seen=seen,

@@ -154,7 +154,7 @@ class StatementReader:
             raise walk.error(f"has more than {LONGEST:,} characters")
         try:
             tree = ast.parse(text.strip(), mode="eval")
-            found = walk.value(tree.body)
+            statement = walk.value(tree.body)
         except (SyntaxError, RecursionError, MemoryError) as error:
             raise walk.error(
                 f"cannot be parsed ({error}); write an id, or an expression "
@@ -164,11 +164,11 @@ class StatementReader:
             raise
         except Exception as error:
             raise invalid(text, error) from error
-        if not isinstance(found, Executable):
+        if not isinstance(statement, Executable):
             raise walk.error(
                 "is not a statement; begin with select(), update() or delete()"
             )
-        return found
+        return statement
 
 
 def _mapped(given: type) -> list[type]:

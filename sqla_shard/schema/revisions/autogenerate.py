@@ -301,13 +301,13 @@ def comparing(
 
 
 def _tables_of(metadata: MetaData, keyspace: str, topology: Topology) -> set[str]:
-    found = set()
+    tables = set()
     for table in metadata.tables.values():
         if _is_reserved(table.name):
             raise ReservedNameError(table=table.name)
         if _keyspace_of(table, topology) == keyspace:
-            found.add(table.key)
-    return found
+            tables.add(table.key)
+    return tables
 
 
 def _keyspace_of(table: Table, topology: Topology) -> str:
@@ -514,16 +514,16 @@ def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Any:
             # Do not show the value: a URL may contain a password.
             kind = type(theirs[name]).__name__
             raise SchemaOptionError(remedy, option=name, value=f"<{kind}>")
-    found = {**ours, **theirs}
+    both = {**ours, **theirs}
     for name, chain in _CHAINS.items():
         hooks = [of[name] for of in (ours, theirs) if of.get(name)]
         if len(hooks) == 2:
-            found[name] = chain(*hooks)
+            both[name] = chain(*hooks)
         elif hooks:
             # The application can pass None for a hook.
-            (found[name],) = hooks
-    found["on_version_apply"] = to_tuple(theirs.get("on_version_apply"), default=())
-    return found
+            (both[name],) = hooks
+    both["on_version_apply"] = to_tuple(theirs.get("on_version_apply"), default=())
+    return both
 
 
 _Hook = Callable[..., Any]

@@ -73,8 +73,8 @@ def init(
     """
     # No password is needed, since nothing connects to a server.
     blank = dict.fromkeys(placeholders, "")
-    found = load_location(topology, placeholders=placeholders, environ=blank)
-    names = _ordered(found, keyspaces)
+    topology_there = load_location(topology, placeholders=placeholders, environ=blank)
+    names = _ordered(topology_there, keyspaces)
     config, base = Path(config), Path(directory)
     folders = {name: base / name if names[1:] else base for name in names}
     texts = {config: _config(config, topology, folders)}
