@@ -216,7 +216,9 @@ def _topology(
     return topology
 
 
-def _next_steps(directory: Path, units: Sequence[_Unit], *, has_compose: bool) -> str:
+def _next_steps(
+    directory: Path, units: Sequence[_SystemdUnit], *, has_compose: bool
+) -> str:
     """Return the commands that start the project."""
     # The commands would reach the fleet that it names.
     unset = f"  unset {VARIABLE}\n" if VARIABLE in os.environ else ""
@@ -301,7 +303,7 @@ def _compose_files(project: str, servers: Sequence[str]) -> dict[str, str]:
     }
 
 
-class _Unit(NamedTuple):
+class _SystemdUnit(NamedTuple):
     """A unit of systemd.
 
     :ivar path: in the directory of the project.
@@ -332,7 +334,7 @@ def _systemd_units(
     *,
     has_cache: bool,
     has_standbys: bool,
-) -> list[_Unit]:
+) -> list[_SystemdUnit]:
     """Return the units of a worker, and of a watcher if there are standbys.
 
     They have the paths and the user of this process.
@@ -351,12 +353,14 @@ def _systemd_units(
         "program": json.dumps(program, ensure_ascii=False),
     }
 
-    def unit(name: str, values: str, settings: Sequence[str], **texts: str) -> _Unit:
+    def unit(
+        name: str, values: str, settings: Sequence[str], **texts: str
+    ) -> _SystemdUnit:
         file = f"/etc/{project}/{name}.env" if values else ""
         # Without "-", which would hide that there is no such file.
         own = [f"# {values}", f"EnvironmentFile={file}"] if values else []
         text = _UNIT.format(settings="\n".join([*own, *settings]), **texts, **shared)
-        return _Unit(f"systemd/{project}-{name}.service", text, file, values)
+        return _SystemdUnit(f"systemd/{project}-{name}.service", text, file, values)
 
     # After a failover the file in the directory is not what is in ZooKeeper.
     place = "SQLA_SHARD_TOPOLOGY=zookeeper://..."
