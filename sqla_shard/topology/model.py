@@ -356,7 +356,7 @@ def _checked_server(draft: ServerDraft, *, is_global: bool) -> Server:
         standby=None if draft.standby is None else draft.standby.text,
         shards=(ShardRange(0, 0),)
         if is_global
-        else tuple(item for _, item in draft.ranges),
+        else tuple([item for _, item in draft.ranges]),
         weight=_given(draft.weight),
         generation=draft.generation,
     )

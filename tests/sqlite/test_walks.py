@@ -157,7 +157,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walks]:
         ("changed_object", 237),
         ("enqueued", 110),
         ("worker", 1940),
-        ("engines", 352),
+        ("engines", 350),
         ("opened", 500),
     ],
 )
