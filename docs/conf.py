@@ -21,6 +21,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from sqlalchemy.exc import SAWarning
 
 ROOT = Path(__file__).parents[1]
@@ -142,6 +143,13 @@ def _options_of_errors(app: Any, docname: str, source: list[str]) -> None:
 _MODULES = re.compile(r"(?:``\w+/?``(?:, )?)+(?:  |\n)")
 
 
+def _drawings(app: Any, doctree: Any, docname: str) -> None:
+    """Wrap each drawing, so that it scrolls where the page is narrow."""
+    for image in list(doctree.findall(nodes.image)):
+        if image["uri"].endswith(".svg"):
+            image.replace_self(nodes.container("", image.copy(), classes=["drawing"]))
+
+
 def _without_modules(
     app: Any, what: str, name: str, found: Any, options: Any, lines: list[str]
 ) -> None:
@@ -158,3 +166,4 @@ def setup(app: Any) -> None:
     app.connect("source-read", _unreleased)
     app.connect("source-read", _options_of_errors)
     app.connect("autodoc-process-docstring", _without_modules)
+    app.connect("doctree-resolved", _drawings)
