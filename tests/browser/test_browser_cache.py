@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from examples.pinboard.models import Pin
 from tests.browser.serving import pins, Site
-from tests.browser.watching import expect, PHONE, Visitor
+from tests.browser.watching import expect, Visitor
 
 
 def test_look_and_switch(site: Site, visitor: Callable[..., Visitor]) -> None:
@@ -49,15 +49,3 @@ def test_look_and_switch(site: Site, visitor: Callable[..., Visitor]) -> None:
         assert cache.is_enabled(Pin)
     finally:
         cache.enable(Pin)
-
-
-def test_on_a_phone(site: Site, visitor: Callable[..., Visitor]) -> None:
-    name, _ = site.add_user()
-    one = visitor(site, **PHONE)
-    one.enter_as(name)
-    one.page.goto("/cache")
-    one.at("cache")
-    # The table scrolls, and the page does not.
-    width = one.page.evaluate("document.documentElement.scrollWidth")
-    assert width <= one.page.evaluate("innerWidth")
-    one.picture("cache-phone")

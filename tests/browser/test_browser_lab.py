@@ -12,8 +12,7 @@ from examples.pinboard.lab.lab import Lab
 from sqla_shard import Cluster
 from sqla_shard.testing import sqlite_topology
 from tests.browser.serving import pins, Site
-from tests.browser.test_browser_looks import FAINT, NAMELESS, SMALL, WIDE
-from tests.browser.watching import DESKTOP, expect, PHONE, Visitor
+from tests.browser.watching import DESKTOP, expect, faults, PHONE, Visitor
 from tests.suites.pinboard_tables import create_tables
 
 
@@ -45,16 +44,12 @@ def test_the_pages_of_the_lab(
 ) -> None:
     name, user_id = lab_site.add_user(shard_id=2)
     board_id = lab_site.add_board(user_id, "Boats", pins(3))
-    # Without a script: the strip opens by itself.
-    one = visitor(lab_site, color_scheme=scheme, java_script_enabled=False, **options)
+    one = visitor(lab_site, color_scheme=scheme, **options)
     page = one.page
 
     def look(title: str) -> None:
         one.picture(f"lab-{title}-{scheme}")
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= page.evaluate("innerWidth"), title
-        for check in (WIDE, NAMELESS, SMALL, FAINT):
-            assert page.evaluate(check) == [], title
+        assert faults(page) == [], title
 
     page.goto("/")
     look("users")

@@ -38,6 +38,24 @@ document.addEventListener("securitypolicyviolation", (event) =>
 """
 
 
+# Elements that reach past the right edge of the page, and do not scroll by
+# themselves.  The edge is not innerWidth: on a phone that grows with the page.
+_WIDE = """() => {
+    const width = document.documentElement.clientWidth;
+    const found = document.documentElement.scrollWidth > width
+        ? [`the page is ${document.documentElement.scrollWidth} wide`] : [];
+    for (const element of document.querySelectorAll("main *")) {
+        const box = element.getBoundingClientRect();
+        if (box.right <= width + 1 || element.closest(".sr")) continue;
+        if (!element.checkVisibility()) continue;
+        let up = element.parentElement;
+        while (up && getComputedStyle(up).overflowX === "visible")
+            up = up.parentElement;
+        if (!up) found.push(element.outerHTML.slice(0, 100));
+    }
+    return found;
+}"""
+
 _TIMEOUT = 20_000  # ms
 
 # Playwright finds elements of a page that is not displayed yet, and reads
@@ -60,6 +78,33 @@ def expect(found: Locator) -> LocatorAssertions:
 
     expect.set_options(timeout=_TIMEOUT)
     return expect(found)
+
+
+def faults(page: Page) -> list[str]:
+    """Return what is wrong with the looks of a page.
+
+    That is what is too wide for it, and the rules of axe-core that it violates,
+    with the elements: contrast, names, order of headings, size of targets.
+    What a bar covers that stays at its place can be scrolled to.
+    """
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(
+        page,
+        options={
+            "resultTypes": ["violations"],
+            "rules": {"target-size": {"enabled": True}},
+        },
+    )
+    return [
+        *page.evaluate(_WIDE),
+        *(
+            f"{one['id']}: {node['html'][:160]} {node['failureSummary'][:200]}"
+            for one in found.response["violations"]
+            for node in one["nodes"]
+            if "obscured" not in node["failureSummary"]
+        ),
+    ]
 
 
 class Visitor:
