@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from sqla_shard.monitor.cached_reading import CachedReading
 from sqla_shard.monitor.dashboard import Observer
 from sqla_shard.monitor.dashboard.readings import DatabaseSize, Sizes
 from sqla_shard.topology.urls import address_of
-from tests.browser.watching import DESKTOP, expect, PHONE, Visitor
+from tests.browser.watching import DESKTOP, expect, faults, PHONE, Visitor
 from tests.servers.dashboard_scene import DashboardScene, Served
 from tests.servers.kinds import Kind
 
@@ -39,6 +38,7 @@ PAGES = {
     "pools": "/pools",
     "history": "/history",
     "operations": "/operations",
+    "error-missing": "/nowhere",
 }
 HOT = 304
 #: One of each kind.
@@ -78,25 +78,13 @@ def enter(
     return lambda **options: visitor(scene.site, **options)
 
 
-def violations(page: Any) -> list[str]:
-    """Return the rules of axe-core that a page violates, with an element."""
-    # Here, since it may not be installed; ./conftest.py skips the tests.
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{one['id']}: {one['nodes'][0]['html'][:160]}"
-        f" {one['nodes'][0]['failureSummary'][:200]}"
-        for one in found
-    ]
-
-
 # Each width and each theme once: widths have the same colours.
 @pytest.mark.parametrize(("kind", "scheme"), [("desktop", "light"), ("phone", "dark")])
 def test_every_page(
     enter: Callable[..., Visitor], kind: str, scheme: str, say: Callable[[str], None]
 ) -> None:
     one = enter(color_scheme=scheme, **DEVICES[kind])
+    one.expected = {404}
     for name, path in PAGES.items():
         one.page.goto(path)
         one.at(name.partition("-")[0])
@@ -106,10 +94,11 @@ def test_every_page(
             f"first paint after {load['paint']} ms"
         )
         one.picture(f"dashboard-{name}-{kind}-{scheme}")
-        assert one.page.evaluate(
-            "document.documentElement.scrollWidth <= innerWidth"
-        ), f"{name} scrolls sideways"
-        assert violations(one.page) == [], name
+        assert faults(one.page) == [], name
+        expect(one.page.locator(".wrong")).to_have_count(0)
+        # The last of the links: on a phone, too, all of them are seen.
+        last = one.page.get_by_role("link", name="Operations")
+        expect(last).to_be_in_viewport()
         assert "not-to-be-shown" not in one.page.content()
         # All of it: styles, scripts, and the map of 1,024 shards.
         assert load["bytes"] < 100 * 1024, name
@@ -171,6 +160,7 @@ def test_a_hot_shard_is_named(
 
 def test_without_javascript(enter: Callable[..., Visitor]) -> None:
     one = enter(java_script_enabled=False)
+    one.expected = {404}
     for name, path in PAGES.items():
         one.page.goto(path)
         one.at(name.partition("-")[0])
@@ -202,6 +192,13 @@ def test_a_failed_job_is_retried(
     expect(row).to_be_visible()
     row.get_by_role("button", name=f"Delete {job}").click()
     expect(one.page.locator(".alert.note")).to_have_text("1 job deleted.")
+    # All of them only after a second click.
+    one.page.get_by_role("link", name="Failed").click()
+    everything = one.page.get_by_text("Delete all failed")
+    everything.click()
+    one.page.get_by_role("button", name="Delete them").click()
+    expect(one.page.locator(".alert.note")).to_contain_text("deleted.")
+    expect(everything).to_have_count(0)
 
 
 def test_explaining_draws_each_server(enter: Callable[..., Visitor]) -> None:
@@ -326,4 +323,4 @@ def test_a_server_that_dies_is_shown(
     one.page.goto("/shards/objects/600")
     expect(one.page.locator("main")).to_contain_text("could not be read")
     one.picture("dashboard-shard-down")
-    assert violations(one.page) == []
+    assert faults(one.page) == []

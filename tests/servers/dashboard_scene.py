@@ -29,7 +29,7 @@ from sqla_shard.fleet import Account, Accounts, Fleet
 from sqla_shard.jobs import EnqueuedJob, JobState, task
 from sqla_shard.monitor import measure_load, meter_of
 from sqla_shard.monitor.dashboard import DashboardServer, Observer
-from sqla_shard.outbox.tables import JOB_KEYS, JOBS, OUTBOX
+from sqla_shard.outbox.tables import JOB_KEYS, JOBS, OUTBOX, QUEUES
 from sqla_shard.testing.database_server import DatabaseServer
 from sqla_shard.testing.local_server import in_parallel
 from sqla_shard.testing.topology_documents import topology_document
@@ -196,6 +196,7 @@ class DashboardScene:
             for table in tables
             for one in (CreateTable(table), *map(CreateIndex, table.indexes))
         ]
+        self._limits = str(CreateTable(QUEUES).compile(dialect=dialect))
         in_parallel(
             list(enumerate(self.servers)),
             lambda numbered: self._fill_server(*numbered, ddl),
@@ -218,6 +219,7 @@ class DashboardScene:
                     f"CREATE DATABASE db{shard_id:05d}",
                     f"USE db{shard_id:05d}",
                     *ddl,
+                    *([self._limits] if shard_id == 0 else ()),
                     "CREATE TABLE alembic_version (version_num VARCHAR(32))",
                     f"INSERT INTO alembic_version VALUES ('{revision}')",
                 ]

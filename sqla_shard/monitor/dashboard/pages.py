@@ -14,6 +14,7 @@ from typing import Any
 from flask import (
     abort,
     Blueprint,
+    current_app,
     flash,
     Flask,
     redirect,
@@ -769,7 +770,13 @@ def _show_error(error: HTTPException) -> ResponseReturnValue:
     if request.path.endswith("/events") or isinstance(error, SecurityError):
         # A page would have links with the name that was refused.
         return error.get_response()
-    page = render_template(f"{FOLDER}/error.html", error=error, page="error")
+    page = render_template(
+        f"{FOLDER}/error.html",
+        error=error,
+        page="error",
+        has_fleet=f"{request.blueprint or FOLDER}.operations"
+        in current_app.view_functions,
+    )
     return page, error.code or 500
 
 
