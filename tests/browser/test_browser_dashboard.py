@@ -323,4 +323,12 @@ def test_a_server_that_dies_is_shown(
     one.page.goto("/shards/objects/600")
     expect(one.page.locator("main")).to_contain_text("could not be read")
     one.picture("dashboard-shard-down")
+    # What it does not say is not taken for nothing.
+    one.page.goto("/schema")
+    expect(one.page.locator("main")).to_contain_text("256 shards not read")
+    one.page.goto("/jobs/nothing")
+    expect(one.page.locator("main")).to_contain_text(
+        "None on the servers that responded."
+    )
+    one.page.goto("/shards/objects/600")
     assert faults(one.page) == []

@@ -133,6 +133,15 @@ class TestReading:
             assert "<b>server2</b>, primary" in page
             assert "<b>server1</b>, primary" not in page
 
+    def test_what_no_server_has_said_is_unknown(self, scene):
+        shutil.rmtree(scene.folder / "data")
+        client = scene.client()
+        page = text_of(client, "/schema")
+        assert f"{SHARDS} shards not read" in page
+        assert "all shards alike" not in page
+        assert "no revision" not in page
+        assert "0 B" not in text_of(client, "/")
+
     def test_a_page_waits_once_for_servers_that_hang(self, scene, monkeypatch):
         # No time passes but that which a page waits.
         now, resumed = [0.0], Event()

@@ -356,6 +356,8 @@ class Pages:
             if request.args.get("by") == name:
                 by = name
         sizes = self._observer.sizes().value
+        if sizes is not None and sizes.unread and not sizes.databases:
+            sizes = None  # zero bytes would look like an empty fleet
         return self._page(
             "fleet",
             topic=f"fleet-{by}",

@@ -220,7 +220,9 @@ class ServerReader:
         if url.host is None:
             return {
                 path.stem: DatabaseSize(bytes=path.stat().st_size, rows=None)
-                for path in Path(str(url.database)).glob("*.sqlite")
+                # Unlike glob(), an error where there is no such folder.
+                for path in Path(str(url.database)).iterdir()
+                if path.suffix == ".sqlite"
             }
         with Admin(url, name=pair.name, timeout=timeout) as admin:
             return {
@@ -275,12 +277,17 @@ class RevisionGroup:
     detail: str | None
 
     @property
+    def name(self) -> str:
+        """The revisions, or why there are none."""
+        unread = self.condition in NOT_READ
+        return ", ".join(self.revisions) or ("unknown" if unread else "no revision")
+
+    @property
     def text(self) -> str:
         """The revision and the condition in a few words."""
-        name = ", ".join(self.revisions) or "no revision"
         if self.condition in (AT_REVISION, CURRENT):
-            return name
-        return f"{name}, {self.condition}"
+            return self.name
+        return f"{self.name}, {self.condition}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,14 +305,16 @@ class Rollout:
     error: str | None = None
 
     @property
+    def unread(self) -> int:
+        """The number of shards that could not be read."""
+        return sum(one.condition in NOT_READ for one in self.shards)
+
+    @property
     def is_running(self) -> bool:
-        """Whether a revision is on some shards, or unfinished on one."""
-        return self.error is None and (
-            len({one.revisions for one in self.shards}) > 1
-            or any(
-                one.condition in (RUNNING, UNFINISHED, OPEN_REVISION)
-                for one in self.shards
-            )
+        """Whether a revision is on some of the shards, or unfinished on one."""
+        known = [one for one in self.shards if one.condition not in NOT_READ]
+        return len({one.revisions for one in known}) > 1 or any(
+            one.condition in (RUNNING, UNFINISHED, OPEN_REVISION) for one in known
         )
 
     @property
