@@ -16,7 +16,7 @@ import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import date, datetime, time, timedelta, UTC
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 from sqlalchemy import (
     BINARY,
@@ -364,10 +364,39 @@ class _Hex(_Exact):
         return _decoded
 
 
+class _Stored(UserDefinedType[Any]):
+    """What the server stores, without the expressions of a type of the application.
+
+    :param type_: the type of the column.
+    """
+
+    cache_ok: bool | None = True
+
+    def __init__(self, type_: TypeEngine[Any]) -> None:
+        self.type_ = type_
+
+
 def is_vector(type_: TypeEngine[Any]) -> bool:
     """Return whether a type of the application is VECTOR."""
     shown: Any = getattr(type_, "get_col_spec", str)
     return isinstance(type_, UserDefinedType) and shown().upper().startswith("VECTOR")
+
+
+def is_written_late(type_: TypeEngine[Any]) -> bool:
+    """Return whether the class would write another value than the server stores.
+
+    It has a text of it, which is made and read by expressions.
+    """
+    kind: Any = type(type_)
+    return is_vector(type_) or (
+        isinstance(type_, (UserDefinedType, TypeDecorator))
+        and not isinstance(type_, _Exact)
+        and any(
+            getattr(kind, name)
+            not in (getattr(TypeEngine, name), getattr(TypeDecorator, name))
+            for name in ("bind_expression", "column_expression")
+        )
+    )
 
 
 def _decoded(value: Any) -> Any:
@@ -405,6 +434,9 @@ def exact(
         return Rewritten(
             type_, is_raw=is_raw, is_stored=is_stored, is_checked=is_checked
         )
+    if is_raw and _has_expressions(type_):
+        # Such as of a geometry, whose text has no SRID: what the server stores.
+        type_ = type_.impl_instance
     if isinstance(type_, TypeDecorator):
         return type_
     if isinstance(type_, Time):
@@ -421,6 +453,8 @@ def exact(
         return _Bits(type_, is_raw)
     if is_raw and is_vector(type_):
         return _Hex(type_)
+    if is_raw and isinstance(type_, UserDefinedType):
+        return _Stored(type_)
     if isinstance(type_, Float):
         return _Digits(type_, is_raw=is_raw)
     if isinstance(type_, Numeric) and not type_.asdecimal:
@@ -510,7 +544,7 @@ def is_rewritten(type_: TypeEngine[Any]) -> bool:
         return True
     if not isinstance(type_, TypeDecorator) or isinstance(type_, Interval):
         return False
-    if _has_own(type_, "bind_expression", "column_expression"):
+    if _has_expressions(type_):
         return False
     # Those of a driver get values that only a driver has read.
     of_texts = (String, LargeBinary, BINARY, VARBINARY)
@@ -544,6 +578,12 @@ _OF_DRIVERS = ("bind_processor", "result_processor")
 def _has_own(type_: TypeDecorator[Any], *names: str) -> bool:
     return any(
         getattr(type(type_), name) is not getattr(TypeDecorator, name) for name in names
+    )
+
+
+def _has_expressions(type_: TypeEngine[Any]) -> TypeGuard[TypeDecorator[Any]]:
+    return isinstance(type_, TypeDecorator) and _has_own(
+        type_, "bind_expression", "column_expression"
     )
 
 

@@ -35,7 +35,7 @@ from sqla_shard.migrate.exact_types import (
     changed_in_unicode,
     DIFFERS,
     has_more_marks,
-    is_vector,
+    is_written_late,
     unfit,
     WITH_TWINS,
 )
@@ -561,9 +561,9 @@ def _problems_of_rows(move: Move, one: MovedRows) -> Iterator[str]:
         for reason, condition in unfit(column, dialect, is_raw=name in given.raw)
     ]
     for name, column in given.raw.items():
-        if is_vector(column.type) and not column.nullable:
+        if is_written_late(column.type) and not column.nullable:
             yield (
-                f"{one.name}.{name}: a VECTOR is written after the rest of its "
+                f"{one.name}.{name}: its value is written after the rest of its "
                 f"row; let {column.table.name}.{column.name} of the shards be "
                 "NULL until the move has ended"
             )

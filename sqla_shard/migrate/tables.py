@@ -54,7 +54,7 @@ from sqla_shard.migrate.exact_types import (
     exact_table,
     is_rewritten,
     is_stored_alike,
-    is_vector,
+    is_written_late,
     JSONText,
     written,
 )
@@ -609,7 +609,7 @@ class MovedTable(MovedRows):
             and (
                 name in stored
                 or column.type._type_affinity is JSON
-                or is_vector(column.type)
+                or is_written_late(column.type)
                 # Of the mapper, which counts its own writes.
                 or column is self.mapper.version_id_col
             )
@@ -622,7 +622,7 @@ class MovedTable(MovedRows):
             attribute
             for name, column in raw.items()
             if (attribute := self._conversion.attribute_of(name))
-            and is_vector(column.type)
+            and is_written_late(column.type)
         )
         self.computed: frozenset[str | None] = frozenset(
             attribute

@@ -74,6 +74,19 @@ class Vector(Spec):
         return getattr(func, self.of_text)(bindvalue)
 
 
+class CompressedText(TypeDecorator):
+    """A text that the server compresses."""
+
+    impl = mysql.VARBINARY(99)
+    cache_ok = True
+
+    def column_expression(self, column):
+        return func.uncompress(column)
+
+    def bind_expression(self, bindvalue):
+        return func.compress(bindvalue)
+
+
 #: A type, and literals of some of its values; NULL is added.
 TYPES = {
     "tinyint": (mysql.TINYINT(), "-128", "127"),
@@ -161,6 +174,11 @@ TYPES = {
         "ST_GeomFromText('POINT(1 2)', 4326)",
         "ST_GeomFromText('LINESTRING(0 0, 1 1.5)')",
     ),
+    "shape": (
+        Vector("GEOMETRY", "st_astext", "st_geomfromtext"),
+        "ST_GeomFromText('POINT(1 2)', 4326)",
+    ),
+    "compressed_text": (CompressedText(), "COMPRESS('a ')", "x'00'"),
     **{
         name: (Spec(name.upper()), f"ST_GeomFromText('{name.upper()}({shape})')")
         for name, shape in {
