@@ -453,7 +453,7 @@ def exact(
         return _Bits(type_, is_raw)
     if is_raw and is_vector(type_):
         return _Hex(type_)
-    if is_raw and isinstance(type_, UserDefinedType):
+    if is_raw and isinstance(type_, UserDefinedType) and is_written_late(type_):
         return _Stored(type_)
     if isinstance(type_, Float):
         return _Digits(type_, is_raw=is_raw)

@@ -634,23 +634,18 @@ class Journal:
             context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(
                 cursor, initial_buffer=rows
             )
-            self._note("rows", self._digest_of(rows))
+            self._note("rows", _digest_of(rows))
 
     def _failed(self, statement: str, error: BaseException) -> None:
         """Note an error, which a query may have returned on each shard."""
         errors = self._connection.dialect.loaded_dbapi.Error
         is_query = read(statement).effect is Effect.READS
         if is_query and isinstance(error, errors):
-            self._note("error", self._digest_of(error.args))
+            # Its text names the database; rows that do are other rows.
+            text = repr(error.args).replace(self._database, _DATABASE)
+            self._note("error", _digest_of([text]))
         else:
             self.differ()
-
-    def _digest_of(self, rows: Iterable[Any]) -> str:
-        digest = sha256()
-        for row in rows:
-            text = repr(_with_repr(row)).replace(self._database, _DATABASE)
-            digest.update(text.encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()[: 2 * _DIGEST]
 
     def _note(self, *result: Any) -> None:
         """Note the result of the last statement, on which others may depend."""
@@ -797,6 +792,13 @@ class Journal:
             yield
         finally:
             self._listening = listened
+
+
+def _digest_of(rows: Iterable[Any]) -> str:
+    digest = sha256()
+    for row in rows:
+        digest.update(repr(_with_repr(row)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[: 2 * _DIGEST]
 
 
 def _with_repr(value: Any) -> Any:

@@ -547,6 +547,27 @@ class TestDifferences:
         assert "differences" in str(after)
 
 
+@pytest.mark.only_on("mysql")
+def test_vectors(pair, fleet):
+    execute(
+        pair.primary,
+        "CREATE TABLE v (id INT PRIMARY KEY, a VECTOR(2)); INSERT INTO v VALUES"
+        " (1, STRING_TO_VECTOR('[1,2]')), (2, STRING_TO_VECTOR('[1,2]')), (3, NULL)",
+        database="db00000",
+    )
+    pair.wait_caught_up()
+    assert verify_data(fleet, "server1", databases=["db00000"]).ok
+    execute(
+        pair.standby,
+        "UPDATE v SET a = STRING_TO_VECTOR('[1,3]') WHERE id = 2",
+        database="db00000",
+        logged=False,
+    )
+    report = verify_data(fleet, "server1", databases=["db00000"])
+    execute(pair.primary, "DROP TABLE v", database="db00000")
+    assert [one.key for one in report.differences] == [(2,)]
+
+
 @pytest.mark.only_on("mariadb")
 def test_minus_zero_is_zero(pair):
     # MariaDB stores no negative zero: there is no difference to find.

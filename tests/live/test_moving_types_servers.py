@@ -74,6 +74,18 @@ class Vector(Spec):
         return getattr(func, self.of_text)(bindvalue)
 
 
+class Secret(Spec):
+    """A text that Python writes and reads with a prefix."""
+
+    cache_ok = True
+
+    def bind_processor(self, dialect):
+        return lambda value: None if value is None else f"enc:{value}"
+
+    def result_processor(self, dialect, coltype):
+        return lambda value: None if value is None else value.removeprefix("enc:")
+
+
 class CompressedText(TypeDecorator):
     """A text that the server compresses."""
 
@@ -178,6 +190,7 @@ TYPES = {
         Vector("GEOMETRY", "st_astext", "st_geomfromtext"),
         "ST_GeomFromText('POINT(1 2)', 4326)",
     ),
+    "secret": (Secret("VARCHAR(20)"), "'enc:a'", "'enc:enc:'"),
     "compressed_text": (CompressedText(), "COMPRESS('a ')", "x'00'"),
     **{
         name: (Spec(name.upper()), f"ST_GeomFromText('{name.upper()}({shape})')")

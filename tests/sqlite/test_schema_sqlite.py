@@ -329,6 +329,8 @@ STATEMENTS = {
     "another query": "number = 5 + int(op.get_bind().engine.url.database[-8])\n"
     "op.get_bind().execute(sa.text(f'SELECT {number}'))",
     "rows": "number = op.get_bind().scalar(sa.text('SELECT id FROM boards'))",
+    "the name of its database": "number = int(op.get_bind().scalar("
+    "sa.text('SELECT file FROM pragma_database_list'))[-8])",
     "rowcount": "number = op.get_bind().execute("
     "sa.text('DELETE FROM boards')).rowcount",
     "lastrowid": "number = op.get_bind().execute("
