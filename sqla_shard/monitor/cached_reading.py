@@ -82,13 +82,14 @@ class CachedReading(Generic[T]):
         self._value: T | None = None
         self._error: str | None = None
         self._version = 0
+        self._ended = 0
         self.after_fork()
         in_children(self)
 
     def after_fork(self) -> None:
         """Drop the thread, which a child process does not have."""
         self._changed = threading.Condition()
-        self._is_running = False
+        self._thread: threading.Thread | None = None
         self._taken: float | None = None
         self._next = -inf
 
@@ -98,36 +99,48 @@ class CachedReading(Generic[T]):
         :param wait: seconds to wait if the value is old; see
             :func:`waiting`.
         """
-        self.start()
-        return self.last(min(monotonic() + wait, _END.get()))
+        number = self.start()
+        return self.last(min(monotonic() + wait, _END.get()), number)
 
-    def start(self) -> None:
-        """Read the value in a thread, unless it is new, or is being read."""
+    def start(self) -> int:
+        """Read the value in a thread, unless it is new, or is being read.
+
+        :returns: the number of the reading, for :meth:`last`.
+        """
         with self._changed:
-            if monotonic() >= self._next and not self._is_running:
-                self._is_running = True
-                threading.Thread(
+            # A thread that has died before it read, of a function for
+            # threading.settrace(), must not be waited for, for ever.
+            is_read = self._thread is not None and self._thread.is_alive()
+            if monotonic() >= self._next and not is_read:
+                thread = threading.Thread(
                     target=self._run,
                     name=f"sqla-shard {self._name}",
                     # A driver may wait longer than the process lives.
                     daemon=True,
-                ).start()
+                )
+                thread.start()
+                self._thread = thread
+            return self._ended + (self._thread is not None)
 
-    def last(self, end: float = 0.0) -> Reading[T]:
+    def last(self, end: float = 0.0, number: int | None = None) -> Reading[T]:
         """Return the last value.
 
         :param end: when to stop waiting for the next one, by the monotonic clock.
+        :param number: what :meth:`start` has returned: a later reading, which
+            another has started, is not waited for.
         """
         with self._changed:
+            if number is None:
+                number = self._ended + (self._thread is not None)
             self._changed.wait_for(
-                lambda: not self._is_running, max(0.0, end - monotonic())
+                lambda: self._ended >= number, max(0.0, end - monotonic())
             )
             taken = self._taken
             return Reading(
                 value=self._value,
                 age=0.0 if taken is None else monotonic() - taken,
                 error=self._error,
-                is_late=self._is_running,
+                is_late=self._ended < number,
                 version=self._version,
             )
 
@@ -156,5 +169,6 @@ class CachedReading(Generic[T]):
                 self._error = error
                 pause = (now - began) * (1 / self._share - 1)
                 self._next = now + max(self._fresh, pause)
-                self._is_running = False
+                self._ended += 1
+                self._thread = None
                 self._changed.notify_all()

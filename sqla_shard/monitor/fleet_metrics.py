@@ -181,17 +181,17 @@ class FleetMetrics:
         # Not while waiting: calls in several threads would add their times.
         with self._lock:
             servers = self._probes()
-            for part in (*servers.values(), *self._parts.values()):
-                part.start()
+            parts = (*servers.values(), *self._parts.values())
+            numbers = {part: part.start() for part in parts}
         observations = [
             Observation(metric("published.epoch"), self._cluster.topology.epoch)
         ]
         for (name, role, _), part in servers.items():
-            observed = part.reading(end).observed
+            observed = part.reading(end, numbers[part]).observed
             up = Observation(metric("server.up"), bool(observed), (name, role))
             observations += [up, *observed]
         for name, part in self._parts.items():
-            reading = part.reading(end)
+            reading = part.reading(end, numbers[part])
             observations += reading.observed
             is_read = not reading.lines()
             observations.append(Observation(metric("exporter.read"), is_read, (name,)))
@@ -458,12 +458,13 @@ class _MetricsPart:
         self._logged = lines
         return reading
 
-    def reading(self, end: float = 0.0) -> _PartReading:
+    def reading(self, end: float = 0.0, number: int | None = None) -> _PartReading:
         """Return the last reading; a problem as long as another has not ended.
 
         :param end: when to stop waiting for it, by the monotonic clock.
+        :param number: what ``start()`` has returned.
         """
-        last = self._last(end)
+        last = self._last(end, number)
         if last.is_late:
             return _PartReading([], [self._late()])
         # An unexpected error must not leave the values of the last reading.

@@ -18,6 +18,7 @@ from sqla_shard import pack
 from sqla_shard.monitor import LoadDirectory, measure_load
 from sqla_shard.monitor.fleet_metrics import FleetMetrics
 from sqla_shard.monitor.metrics import metric
+from sqla_shard.testing.local_server import wait_until
 from sqla_shard.topology import to_json
 from tests.models.clusters import at, on_sqlite
 from tests.models.models import PIN, Pin
@@ -171,3 +172,39 @@ def test_scrapes_do_not_wait_for_each_other(cluster):
         for scrape in scrapes:
             up = [o for o in scrape.result() if o.metric is metric("server.up")]
             assert [one.value for one in up] == [True, True]
+
+
+def test_a_scrape_keeps_what_was_read_while_another_reads_again(cluster):
+    metrics = FleetMetrics(cluster, timeout=60, interval=0)
+    first, second, again = Event(), Event(), Event()
+    calls = []
+    read = metrics._ping
+
+    def held(name, role):
+        calls.append(name)
+        if name == "server1":
+            first.wait(60)
+        elif calls.count(name) > 1:
+            again.set()
+            second.wait(60)
+        return read(name, role)
+
+    metrics._ping = held
+
+    def is_read_again():
+        for (name, _, _), part in metrics._servers.items():
+            if name == "server2":
+                part.start()
+        return again.is_set()
+
+    with ThreadPoolExecutor(1) as pool:
+        scrape = pool.submit(metrics.collect)
+        try:
+            assert wait_until(is_read_again, seconds=30)
+            first.set()
+            observed = scrape.result(30)
+        finally:
+            first.set()
+            second.set()
+    up = [o for o in observed if o.metric is metric("server.up")]
+    assert [one.value for one in up] == [True, True]

@@ -6,6 +6,7 @@ import random
 import re
 import threading
 from threading import Event
+from time import monotonic
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -151,3 +152,41 @@ class TestCached:
         assert "traceback" in str(cached.get(60).error)
         assert ended.wait(60)
         assert raised == [ZeroDivisionError]
+
+    def test_a_later_reading_is_not_waited_for(self):
+        go, calls = Event(), []
+
+        def read() -> int:
+            calls.append(1)
+            assert len(calls) == 1 or go.wait(60)
+            return len(calls)
+
+        cached = CachedReading("test", read, fresh=0.0, share=1.0)
+        first = cached.start()
+        assert cached.last(monotonic() + 60, first).value == 1
+        second = cached.start()
+        assert not cached.last(0.0, first).is_late
+        assert cached.last(0.0, second).is_late
+        go.set()
+        assert cached.last(monotonic() + 60, second).value == 2
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_a_thread_that_does_not_read_is_replaced(self, monkeypatch):
+        def fails(*of_the_call: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        cached = CachedReading("test", lambda: 1, fresh=600.0)
+        with monkeypatch.context() as one:
+            one.setattr(threading.Thread, "start", fails)
+            with pytest.raises(RuntimeError, match="new thread"):
+                cached.get(0.0)
+        before = threading.gettrace()
+        threading.settrace(fails)
+        try:
+            assert cached.get(0.0).value is None
+            for thread in threading.enumerate():
+                if thread.name == "sqla-shard test":
+                    thread.join(60)
+        finally:
+            threading.settrace(before)
+        assert cached.get(60).value == 1
