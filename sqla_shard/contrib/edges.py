@@ -52,6 +52,7 @@ from sqla_shard.dialects.sql import (
 from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import InvalidBookmarkError
 from sqla_shard.ids import unpack
+from sqla_shard.models.deletion import IS_FOUND
 from sqla_shard.planning import declare, spec_of
 from sqla_shard.session import ShardSession
 from sqla_shard.session.paging import check_limit, Page, Seal, Subject
@@ -212,7 +213,7 @@ class EdgeTable:
             },
         )
         self.table: Any = inspect(self.cls).local_table
-        self.table.info[VERSION] = "version"
+        self.table.info.update({VERSION: "version", IS_FOUND: True})
         theirs = spec_of(inspect(source).local_table).keyspace
         declare(self.table, replace(spec_of(self.table), keyspace=theirs))
         self._names = (first, second, "kind", number, "sequence", "version")
@@ -576,7 +577,7 @@ class EdgeCounts:
             Column("kind", SmallInteger, **fixed),
             Column("slot", SmallInteger, **fixed),
             Column("number", BigInteger, nullable=False),
-            info={COUNTING: (key, "number")},
+            info={COUNTING: (key, "number"), IS_FOUND: True},
         )
         declare(self.table, spec_of(edges.table))
         self._names = (*key, "number")

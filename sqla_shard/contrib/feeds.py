@@ -64,7 +64,14 @@ from sqla_shard.engine.rendering import Place
 from sqla_shard.exc import FeedStoreError
 from sqla_shard.ids import unpack
 from sqla_shard.jobs import current_job, Task, task
-from sqla_shard.models.deletion import call, existing, Part, register_belongings, Work
+from sqla_shard.models.deletion import (
+    call,
+    existing,
+    IS_FOUND,
+    Part,
+    register_belongings,
+    Work,
+)
 from sqla_shard.models.id_sources import require_default_layout
 from sqla_shard.outbox import Operation, operation
 from sqla_shard.planning import declare, spec_of
@@ -223,6 +230,7 @@ class FeedTables:
             },
         )
         table: Any = inspect(cls).local_table
+        table.info[IS_FOUND] = True
         theirs = spec_of(inspect(self.follows.user).local_table).keyspace
         declare(table, replace(spec_of(table), keyspace=theirs))
         return table

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import delete, event, func, inspect, select, update
+from sqlalchemy import Column, delete, event, func, inspect, select, update
 from sqlalchemy.orm import ColumnProperty, Mapper
 
 from sqla_shard.cluster.cluster import Cluster
@@ -118,8 +118,8 @@ class DeletionPlan(JsonObject):
     :ivar unseen: what may still name the object: the names of mapping and
         lookup classes and tables that were not searched, because a search
         would read all shards; and, whatever the search, those of attributes
-        that refer to it from other shards, ``"arguments of jobs"``, and tables
-        in which numbers of 0 remain.
+        and columns that may refer to it from other shards, ``"arguments of
+        jobs"``, and tables in which numbers of 0 remain.
     """
 
     object_id: int
@@ -349,26 +349,59 @@ def kind_of(entity: Any) -> DeletableClass:
     )
 
 
+#: In ``Table.info``: registered finders find the ids in the table.
+IS_FOUND = "sqla_shard_is_found"
+
+
 def never_searched(entity: Any) -> Iterator[str]:
     """Yield what may name objects of a class on other shards."""
     mapper: Any = inspect(entity)
     type_id = spec_of(mapper.local_table).type_id
+    mapped = set()
     for other in sorted(mapper.registry.mappers, key=lambda one: one.class_.__name__):
-        name = other.class_.__name__
-        if issubclass(other.class_, (MappingMixin, LookupMixin)):
-            continue
-        parents = {one.key for one in _parent_attributes(other, type_id)}
+        mapped.update(other.tables)
+        found = set(_found_attributes(other, type_id))
         for prop in other.iterate_properties:
-            if prop.parent is not other or prop.key in parents:
+            if prop.parent is not other or prop.key in found:
                 continue
-            kind: Any = None
             if isinstance(prop, FieldProperty):
-                _, kind = prop.field.sql_type()
-            elif isinstance(prop, ColumnProperty):
-                kind = prop.columns[0].type
-            if isinstance(kind, ObjectRef) and kind.type_id == type_id:
-                yield f"{name}.{prop.key}"
+                is_unseen = _may_name(prop.field.sql_type()[1], type_id)
+            else:
+                column = prop.columns[0] if isinstance(prop, ColumnProperty) else None
+                is_unseen = isinstance(column, Column) and _is_unseen(column, type_id)
+            if is_unseen:
+                yield f"{other.class_.__name__}.{prop.key}"
+    for table in mapper.local_table.metadata.tables.values():
+        if table not in mapped and not spec_of(table).commits_late:
+            for column in table.columns:
+                if _is_unseen(column, type_id):
+                    yield str(column)
     yield "arguments of jobs"
+
+
+def _found_attributes(mapper: Mapper[Any], type_id: int | None) -> Iterator[str]:
+    """Yield the names of attributes by which rows are found or listed."""
+    cls: Any = mapper.class_
+    if issubclass(cls, MappingMixin):
+        definition = link_mapping(cls)
+        yield from (definition.source.column, definition.target.column)
+    elif issubclass(cls, LookupMixin):
+        yield link_lookup(cls).column
+    for one in _parent_attributes(mapper, type_id):
+        yield one.key
+
+
+def _is_unseen(column: Any, type_id: int | None) -> bool:
+    """Return whether a column may have ids of a type that are not searched."""
+    return (
+        _may_name(column.type, type_id)
+        and IS_FOUND not in column.table.info
+        and not any(column is one for one in _referring_columns(column.table, type_id))
+    )
+
+
+def _may_name(kind: Any, type_id: int | None) -> bool:
+    return isinstance(kind, ObjectRef) and kind.type_id in (type_id, None)
 
 
 def _parent_attributes(mapper: Mapper[Any], type_id: int | None) -> Iterator[Any]:
