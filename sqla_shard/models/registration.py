@@ -31,6 +31,7 @@ from sqla_shard.exc import (
     KeyPendingError,
     OptionError,
 )
+from sqla_shard.exc.base import shown
 from sqla_shard.models.claims import (
     calls_of,
     check_older,
@@ -51,7 +52,7 @@ from sqla_shard.models.lookup_table import (
     table_with_keys,
     TOKEN_BYTES,
 )
-from sqla_shard.outbox.apply import call_operation
+from sqla_shard.outbox.apply import call_operation, is_unrun
 from sqla_shard.outbox.operations import Operation
 from sqla_shard.session import ShardSession
 from sqla_shard.util.logs import careful_log
@@ -191,7 +192,8 @@ def sign_up(
         confirmed yet, or its state is unknown.
     :raises CommitUnknownError: if it is unknown whether the object was
         committed.  If so, its claims will be confirmed.
-    :raises OptionError: if ``create`` is ``async def``.
+    :raises OptionError: if the code of ``create`` has not run, as of one that
+        is ``async def``.  Nothing was created.
     """
     return run(
         cluster, _sign_up_saga(keys, _bound(create, args, kwargs), lifetime, undo)
@@ -219,13 +221,20 @@ async def async_sign_up(
 def _bound(
     fn: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[ShardSession], T]:
-    if inspect.iscoroutinefunction(fn):
-        raise OptionError(
-            "is async def, which needs async_sign_up() or async_change()",
-            option="fn",
-            value=fn.__qualname__,
-        )
-    return lambda session: fn(session, *args, **kwargs)
+    def call(session: ShardSession) -> T:
+        result = fn(session, *args, **kwargs)
+        # A decorator may hide async def.  The key would be changed, and what
+        # contains it would not be written.
+        if is_unrun(result):
+            raise OptionError(
+                "has not run: async_sign_up() and async_change() await a function "
+                "that is itself async def; any other is called, and has no yield",
+                option="fn",
+                value=getattr(result, "__qualname__", shown(result)),
+            )
+        return result
+
+    return call
 
 
 def _bound_to_await(
@@ -419,7 +428,8 @@ def change(
         claimed.
     :raises CommitUnknownError: if it is unknown whether ``switch`` was
         committed; the object has both keys, or the new one.
-    :raises OptionError: if ``switch`` is ``async def``.
+    :raises OptionError: if the code of ``switch`` has not run, as of one that
+        is ``async def``.  The object keeps its old key.
     """
     bound = None if switch is None else _bound(switch, args, kwargs)
     run(cluster, _change_saga(lookup, old_key, new_key, target_id, bound))

@@ -14,6 +14,7 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from datetime import datetime, timedelta, UTC
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -407,7 +408,39 @@ class Registration(Suite):
         with pytest.raises(exc.OptionError, match=r"async_sign_up\(\)"):
             sign_up(cluster, {UserEmail: old}, create, mark)
         with pytest.raises(exc.OptionError, match=r"async_change\(\)"):
-            change(cluster, UserEmail, new, old, user_id, switch)
+            change(cluster, UserEmail, new, old, user_id, switch, user_id, old)
+
+    def test_code_that_has_not_run_is_refused(self, cluster, mark):
+        """Decorators hide async def; a partial object has no name."""
+        old, new = f"old{mark}@x.org", f"new{mark}@x.org"
+        user_id = sign_up(cluster, {UserEmail: old}, new_user, mark)
+
+        async def wait(session, *args):
+            raise AssertionError
+
+        @wraps(wait)
+        def decorated(*args):
+            return wait(*args)
+
+        def with_yield(*args):
+            yield
+
+        class Waiting:
+            __call__ = staticmethod(decorated)
+
+        refused = pytest.raises(exc.OptionError, match="has not run: async_sign_up")
+        for fn in (decorated, wait, partial(wait), with_yield, Waiting()):
+            with refused:
+                change(cluster, UserEmail, old, new, user_id, fn)
+            with refused:
+                sign_up(cluster, {UserEmail: new}, fn)
+            if fn is wait or isinstance(fn, partial):
+                continue
+            with refused:
+                asyncio.run(async_sign_up(cluster, {UserEmail: new}, fn))
+            with refused:
+                asyncio.run(async_change(cluster, UserEmail, old, new, user_id, fn))
+        assert owners(cluster, UserEmail, old, new) == [user_id, None]
 
 
 cluster = LOOKUPS.on_backend()
