@@ -96,7 +96,8 @@ class LocalIdsExhaustedError(ShardError):
     _text = (
         "a row of type {type_id} has a local id of more than {bits} bits: its "
         "id would be {object_id}, of another object. Its shard has no local "
-        "ids left; open more shards, and create new objects there"
+        "ids left; open more shards, and create new objects there. Or another "
+        "SELECT of a UNION returns ids of another type; write full_id() in the first"
     )
 
 

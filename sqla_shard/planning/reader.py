@@ -238,7 +238,7 @@ class Reader:
         if isinstance(select, CompoundSelect):
             if outer is not None or in_from:
                 self._check_union(select)
-            else:
+            elif "UNION" in select.keyword.value:  # others show rows of the first
                 self._check_shown_union(select)
             return [
                 block
@@ -341,16 +341,16 @@ class Reader:
 
         The servers return whole ids, which are read as ids of that type: those
         of another one would look like local ids that have too many bits.
+        Numbers without a type of ids may hold the right ones.
         """
         for one, two in _united(select):
-            other = composed(two)
-            kind, other = kind_of(one), kind_of(two if other is None else other)
+            kind, other = kind_of(one), composed(two)
+            other = kind_of(two if other is None else other)
             if (
                 isinstance(kind, ShardedId)
                 and not kind.layout.is_whole
-                and any(map(is_column, walk(two)))
-                and (getattr(other, "type_id", None), getattr(other, "layout", None))
-                != (kind.type_id, kind.layout)
+                and isinstance(other, IdType)
+                and other.type_id not in {None, kind.type_id}
             ):
                 self._refuse(
                     "UNION",

@@ -27,6 +27,7 @@ from sqla_shard import full_id, scatter
 from sqla_shard.exc import (
     BlobValueError,
     InvalidIdError,
+    LocalIdsExhaustedError,
     ScatterUnsupportedError,
     UnsupportedStatementError,
     WrongTypeError,
@@ -291,18 +292,44 @@ class ExpressionSuite(Suite):
     def test_a_union_of_other_types(self, cluster, session):
         board = stored(cluster, Board, title="t", shard_id=SHARD)
         first = select(Board.id).where(Board.id == board)
-        others = [literal(Decimal("1e12") + Decimal("0.5")), literal(2**40 + 0.5)]
+        others = [
+            Board.title,
+            literal(Decimal("1e12") + Decimal("0.5")),
+            literal(2**40 + 0.5),
+        ]
         assert session.scalars(union_all(first, first)).all() == [board] * 2
         for other in others:
             second = select(other).where(Board.id == board)
             with pytest.raises(InvalidIdError, match="each SELECT of a UNION"):
                 session.scalars(union_all(first, second)).all()
         # Local ids that have too many bits have another type, too.
-        for other in (Board.title, Pin.id, Pin.seen_with, full_id(Pin.id)):
+        pin = select(literal(stored(cluster, Pin, board_id=board, link="l")))
+        with pytest.raises(LocalIdsExhaustedError, match="SELECT of a UNION"):
+            session.scalars(union_all(first, pin)).all()
+        scalar = select(Pin.id).scalar_subquery()
+        for other in (Pin.id, Pin.seen_with, full_id(Pin.id), scalar):
             second = select(other)
             for both in (first.union(second), union_all(first, first, second)):
                 with pytest.raises(UnsupportedStatementError, match="there"):
                     session.scalars(both)
+
+    def test_a_union_of_ids_and_numbers_that_are_ids(self, cluster, session):
+        board = stored(cluster, Board, title="t", shard_id=SHARD)
+        other = stored(cluster, Thing, shard_id=SHARD)
+        whole = full_id(Board.id)
+        first = select(Board.id).where(Board.id == board)
+        for number in (
+            func.max(whole),
+            func.coalesce(whole, 0),
+            func.first_value(whole).over(order_by=Board.id),
+            literal(board),
+        ):
+            second = select(number).where(Board.id == board)
+            assert session.scalars(union_all(first, second)).all() == [board] * 2
+        # All rows are those of the first SELECT.
+        others = select(full_id(Thing.id)).where(Thing.id == other)
+        assert session.scalars(first.except_(others)).all() == [board]
+        assert session.scalars(first.intersect(others)).all() == []
 
     def test_defaults_of_older_records(self, cluster, session):
         """SQL takes the default for what Python shows it for."""
