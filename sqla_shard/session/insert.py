@@ -338,7 +338,8 @@ class _Placer:
         for column, names in self._columns:
             value = _value(row, names)
             if value is not None:
-                found: int = kind_of(column).layout.shard_of(value)
+                name = f"{self._name}.{names[0]}"
+                found: int = kind_of(column).shard_of(value, name)
                 return found
         return None
 

@@ -101,6 +101,13 @@ class Placement:
                     select(Pin.home_id).where(Pin.home_id == row["home_id"])
                 ).first()
 
+    def test_a_column_that_holds_no_id_is_named(self, cluster):
+        with (
+            cluster.session() as session,
+            pytest.raises(exc.WrongTypeError, match=r"Pin\.root_id holds ids of type"),
+        ):
+            session.execute(insert(Pin).values(title="r", root_id=5))
+
     def test_reading_does_not_place(self, cluster, pins):
         class Fixed:
             def __call__(self, **context: Any) -> int:
