@@ -129,6 +129,8 @@ def test_says_nothing_in_a_project_that_does_not_use_it(pytester):
 BACKENDS = """
     import pytest
 
+    from sqla_shard.testing.plugin import skip_or_fail
+
     @pytest.fixture(params=["sqlite", "mariadb", "mysql"])
     def backend(request):
         return request.param
@@ -150,13 +152,22 @@ BACKENDS = """
     def test_without_tables(tables):
         pass
 
+    @pytest.fixture
+    def servers(backend):
+        if backend != "sqlite":
+            skip_or_fail("none is installed")
+
+    def test_without_servers(servers):
+        pass
+
     @pytest.mark.xfail
     def test_expected(backend):
         assert backend == "sqlite"
 """
 
 
-def test_what_fails_on_servers_only_is_named(pytester):
+def test_what_fails_on_servers_only_is_named(pytester, monkeypatch):
+    monkeypatch.setenv("CI", "true")
     pytester.makepyfile(test_rows=BACKENDS)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     lines = result.outlines
