@@ -111,6 +111,8 @@ def suggest_command(
     known = _metadata(metadata)
     found = suggest(known, report.traffic)
     recorded = {name for one in report.traffic for name in one.tables}
+    # Alembic's own table is in no metadata.
+    recorded.discard("alembic_version")
     if unknown := sorted(recorded.difference(known.tables)):
         # Otherwise the shares would seem to be those of all statements.
         echo(

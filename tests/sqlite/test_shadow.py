@@ -254,8 +254,12 @@ def test_tables_that_the_metadata_lacks_are_named(
         shadow.watch(engine)
         with engine.begin() as connection:
             close_month(connection, "2026-11")
+            # Alembic reads its own table, which no module has.
+            versions = Table("alembic_version", MetaData(), Column("version_num"))
+            connection.execute(text("CREATE TABLE alembic_version (version_num TEXT)"))
+            connection.execute(select(versions))
     done = invoke("migrate", "suggest", "tests.models.shadow_apps:shop", tmp_path)
-    assert "left out: statements of accounts, " in done.stderr
+    assert "left out: statements of accounts, entries, months, which" in done.stderr
     assert "name a module that imports all models" in done.stderr
 
 
