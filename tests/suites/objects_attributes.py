@@ -233,6 +233,7 @@ class AttributeSuite(Suite):
         assert session.is_modified(sheet)
         setattr(sheet, name, value)
         assert history() == ([], [value], [])
+        assert session.is_modified(sheet) == (name == "title")
         setattr(sheet, name, "x")
         session.flush()
         assert history() == ([], ["x"], [])
