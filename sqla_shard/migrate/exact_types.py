@@ -365,7 +365,7 @@ class _Hex(_Exact):
 
 
 class _Stored(UserDefinedType[Any]):
-    """What the server stores, without the expressions of a type of the application.
+    """Values that the server stores, without the expressions of a type of its own.
 
     :param type_: the type of the column.
     """

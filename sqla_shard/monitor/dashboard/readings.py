@@ -1,4 +1,4 @@
-"""What the pages show of the servers: states, sizes, revisions, topologies."""
+"""Readings of the servers for the pages: states, sizes, revisions, topologies."""
 
 from __future__ import annotations
 
