@@ -130,8 +130,8 @@ class Switch:
     def obstacles(self, *, notes: bool = False) -> list[str]:
         """Return a line for each reason for which nothing is copied yet.
 
-        :param notes: whether to add what changes no character of a text, and so
-            is no such reason.
+        :param notes: whether to add what is no such reason: what changes no
+            character of a text, and texts that a function of ``convert`` gets.
         """
         lines = self.missing_tables()
         engine = self._move.engine
@@ -656,7 +656,8 @@ def _changed_texts(engine: Engine, one: MovedRows, *, notes: bool) -> Iterator[s
         for column in one.table.columns
         if column.name in found
         and column.name not in given.left
-        and not given.converts(column.name)
+        # Such a function gets question marks, and may be written for them.
+        and (notes or not given.converts(column.name))
     }
     of = one.table.c
     changes = [changed_in_unicode(of[name], its) for name, its in sets.items()]

@@ -928,15 +928,21 @@ def test_texts_that_change_in_unicode_are_refused(fleet, tmp_path, monkeypatch):
             "(greek) VALUES (_binary x'3fa4')",
         )
         counts = {"greek": 2, "cp932": 1, "euckr": 1, "tis620": 1}
+        handled = "things.handled: 1 rows have a text in greek"
         assert [problem.split(" with ")[0] for problem in plan(move).problems] == [
-            f"things.{name}: {count} rows have a text in {name}"
-            for name, count in counts.items()
+            *(
+                f"things.{name}: {count} rows have a text in {name}"
+                for name, count in counts.items()
+            ),
+            handled,
         ]
         with pytest.raises(StageRefusedError, match=r"things\.cp932: 1 rows"):
             Switch(move).go("copying")
         with move.engine.begin() as connection:
             connection.exec_driver_sql("DELETE FROM things WHERE id <= 4 OR id = 9")
-        assert not plan(move).problems
+        # Its function gets other characters, which is no reason to stop.
+        (problem,) = plan(move).problems
+        assert problem.startswith(handled)
         Switch(move).go("copying")
         assert backfill(move, jobs=1) == 0
         assert reconcile(move).is_equal
