@@ -1,4 +1,4 @@
-"""What a plan of a deletion names because no search reads it."""
+"""Names in the plan of a deletion of columns that no search reads."""
 
 from __future__ import annotations
 
