@@ -335,10 +335,11 @@ _STATEMENTS = 4.0
 class Schedule:
     """The shards that are known to have work.
 
-    Shards are taken in a random order.  On a shard the queues are taken in a
-    random order, and the priority that comes first is drawn: 1 in seven of ten
-    claims, 2 in two, 3 in one.  So an urgent job seldom waits, and no backlog of
-    urgent jobs can hold back the others for ever.
+    For each claim the priority that comes first is drawn: 1 in seven of ten, 2 in
+    two, 3 in one; and then the order of the queues.  The next shard is one that has
+    what comes first; those that have are taken in a random order.  So an urgent job
+    seldom waits, however many shards have a backlog, and no backlog of urgent jobs
+    can hold back the others for ever.
 
     Without work the pauses between two surveys grow, to a time that depends on
     the number of statements of a survey: for any number of shards an idle worker
@@ -351,7 +352,8 @@ class Schedule:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._groups: dict[Address, list[DueGroup]] = {}
+        #: By queue and priority, and by shard, in the order of claims.
+        self._groups: dict[tuple[str, int], dict[Address, DueGroup]] = {}
         self.is_empty: bool = False  #: whether the last survey has found nothing
         self._pause = _FIRST_PAUSE
         self._next_survey = 0.0
@@ -374,10 +376,12 @@ class Schedule:
     def add(self, groups: Iterable[DueGroup]) -> None:
         """Take over groups that are said to have a due job."""
         for group in groups:
-            known = self._groups.setdefault(group.address, [])
-            if group not in known:
-                known.append(group)
-                self.is_empty = False
+            self._add(group)
+            self.is_empty = False
+
+    def _add(self, group: DueGroup) -> None:
+        kind = group.queue, group.priority
+        self._groups.setdefault(kind, {}).setdefault(group.address, group)
 
     @property
     def has_work(self) -> bool:
@@ -395,17 +399,16 @@ class Schedule:
 
     def surveyed(self, groups: Iterable[DueGroup], places: Places) -> None:
         """Take over the result of a survey."""
-        by_address: dict[Address, list[DueGroup]] = {}
-        for group in groups:
-            by_address.setdefault(group.address, []).append(group)
-        addresses = list(by_address)
-        self._rng.shuffle(addresses)
-        self._groups = {address: by_address[address] for address in addresses}
-        self.is_empty = not by_address
+        shuffled = list(groups)
+        self._rng.shuffle(shuffled)
+        self._groups = {}
+        for group in shuffled:
+            self._add(group)
+        self.is_empty = not shuffled
         if places is not self._places:
             self._places = places
             self._longest = max(_LONGEST_PAUSE, _statements(places) / _STATEMENTS)
-        if by_address:
+        if shuffled:
             self._pause = _FIRST_PAUSE
         else:
             self._pause = min(self._pause * 2, self._longest)
@@ -413,32 +416,41 @@ class Schedule:
         self._next_survey = now + jittered(self._pause, 0.2)
         self._next_look = now + jittered(self._longest, 0.2)
 
-    def next_shard(self) -> Address | None:
-        """Return the next shard that has work; None if there is none."""
-        for address in self._groups:
-            return address
-        return None
+    def next_groups(self) -> list[DueGroup]:
+        """Return the groups of the next shard, in the order of the next claim.
 
-    def groups(self, address: Address) -> list[DueGroup]:
-        """Return the groups of a shard, in the order of the next claim."""
-        groups = list(self._groups.get(address, ()))
-        self._rng.shuffle(groups)
-        names = list(_CHANCES)
-        (first,) = self._rng.choices(names, list(_CHANCES.values()))
+        :returns: the groups; none if no shard is known to have work.
+        """
+        kinds = list(self._groups)
+        self._rng.shuffle(kinds)
+        (first,) = self._rng.choices(list(_CHANCES), list(_CHANCES.values()))
         # Then the most urgent first.
-        groups.sort(key=lambda one: (one.priority != first, one.priority))
-        return groups
+        kinds.sort(key=lambda kind: (kind[1] != first, kind[1]))
+        for address in self._groups[kinds[0]] if kinds else ():
+            some = (self._groups[kind].get(address) for kind in kinds)
+            return [group for group in some if group is not None]
+        return []
 
     def emptied(self, address: Address, groups: Sequence[DueGroup]) -> None:
         """Forget groups without due jobs; the other shards come first."""
-        rest = [one for one in self._groups.pop(address, ()) if one not in groups]
-        if rest:
-            self._groups[address] = rest
+        for group in self._taken(address):
+            if group not in groups:
+                self._add(group)
 
     def drop(self, address: Address) -> None:
         """Forget a shard until the next survey, which is not made soon."""
-        self._groups.pop(address, None)
+        self._taken(address)
         self._next_survey = monotonic() + jittered(_LONGEST_PAUSE, 0.2)
+
+    def _taken(self, address: Address) -> list[DueGroup]:
+        """Return the groups of a shard, which are known no more."""
+        taken = []
+        for kind, by_address in list(self._groups.items()):
+            if address in by_address:
+                taken.append(by_address.pop(address))
+                if not by_address:
+                    del self._groups[kind]
+        return taken
 
 
 def _statements(places: Places) -> int:

@@ -42,7 +42,6 @@ from sqla_shard.jobs.transactions import (
     KEEP_DONE,
     KEEP_FAILED,
 )
-from sqla_shard.outbox.apply import Address
 from sqla_shard.util.json_values import JsonObject
 from sqla_shard.util.logs import careful_log
 
@@ -303,9 +302,8 @@ class Worker:
             self._take_hints()
             if self._schedule.is_survey_due():
                 self._survey()
-            address = self._schedule.next_shard()
-            if address is not None:
-                self._claim(address, free)
+            if groups := self._schedule.next_groups():
+                self._claim(groups, free)
         if self._exchanges.age > _PATIENCE:
             self._write_all()
         self._take(self._timeout())
@@ -450,9 +448,9 @@ class Worker:
             self._survey_error = unreachable[0].error
         self._schedule.surveyed(groups, self._cluster.places)
 
-    def _claim(self, address: Address, limit: int) -> None:
+    def _claim(self, groups: Sequence[DueGroup], limit: int) -> None:
         """Claim jobs of a shard, write its outcomes, and run the jobs."""
-        groups = self._schedule.groups(address)
+        address = groups[0].address
         allowed = {
             name: self._limits.allowance(name, limit)
             for name in {group.queue for group in groups}
