@@ -108,26 +108,36 @@ class Beginnings:
             self._pools[most] = ThreadPoolExecutor(most, "sqla-shard-beginning")
         return self._pools[most]
 
+    @property
+    def has_hooks_of_jobs(self) -> bool:
+        """Whether a job has set functions for new threads of the process."""
+        trace, profile = self._hooks
+        return (
+            threading.gettrace() is not trace or threading.getprofile() is not profile
+        )
+
     def end(self, running: RunningJob) -> None:
-        """Let the next job begin, in threads that can begin."""
-        self._check_hooks()
-        running.has_ended.set()
+        """Let the next job begin, in threads that can begin.
 
-    def _check_hooks(self) -> None:
-        """Undo ``threading.settrace()`` of a job, if each new thread dies of it.
-
-        That of a debugger stays.
+        What a job leaves for ``threading.settrace()`` or ``setprofile()`` may end
+        each new thread: the former functions are set again.
         """
-        if self._hooks == (threading.gettrace(), threading.getprofile()):
-            return
-        lives = threading.Event()
-        probe = threading.Thread(target=lives.set, name="sqla-shard-probe", daemon=True)
-        probe.start()
-        probe.join(_TIMEOUT)
-        if not lives.is_set():
+        is_left = self.has_hooks_of_jobs
+        if is_left:
             trace, profile = self._hooks
             threading.settrace(trace)
             threading.setprofile(profile)
+            # Their threads may have ended as they began.
+            self.close()
+        running.has_ended.set()
+        if is_left:
+            _log.warning(
+                "job %s (%s) has ended with another function for "
+                "threading.settrace() or setprofile() than the worker began with; "
+                "the former one is set again",
+                *(running.job, running.job.task),
+                extra={"action": "run", "task": running.job.task},
+            )
 
     def close(self) -> None:
         """Give up the jobs of event loops that wait."""
@@ -579,7 +589,7 @@ def _not_begun(running: RunningJob) -> JobOutcome:
 
 
 class Runners:
-    """Runs jobs.
+    """Runs the jobs of one run of a worker.
 
     Threads are daemons: one that does not end must not keep the process from
     ending after its job was released.  Functions that are ``async def`` run in one
@@ -608,19 +618,34 @@ class Runners:
                     self._beginnings,
                 )
             self._loop.submit(running)
+        else:
+            self._queue.put(running)
+        self._start_threads()
+
+    def keep_threads(self) -> None:
+        """Start threads for jobs that wait, in place of those that have ended.
+
+        A function for ``threading.settrace()`` of a job may end one as it begins;
+        until it is undone it would end the next one, too.
+        """
+        if not self._beginnings.has_hooks_of_jobs:
+            self._start_threads()
+
+    def _start_threads(self) -> None:
+        if self._loop is not None:
+            self._loop.keep_thread()
+        if self._queue.empty():
             return
-        # A function for threading.settrace() of a job may end one as it begins.
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if len(self._threads) < self._concurrency:
+        missing = self._concurrency - len(self._threads)
+        for _ in range(min(missing, self._queue.qsize())):
             thread = threading.Thread(
                 target=self._serve,
-                args=(self._queue,),
                 name=f"sqla-shard-job-{len(self._threads)}",
                 daemon=True,
             )
-            self._threads.append(thread)
             thread.start()
-        self._queue.put(running)
+            self._threads.append(thread)
 
     def take_back(self) -> list[RunningJob]:
         """Return the jobs that have not started; they are not run any more."""
@@ -645,13 +670,10 @@ class Runners:
         self._beginnings.close()
         for _ in self._threads:
             self._queue.put(None)
-        # A thread that does not end must not take jobs of another run.
-        self._queue = queue.SimpleQueue()
-        self._threads, self._loop = [], None
 
-    def _serve(self, jobs: queue.SimpleQueue[RunningJob | None]) -> None:
+    def _serve(self) -> None:
         while True:
-            running = jobs.get()
+            running = self._queue.get()
             if running is None:
                 return
             # The next job must not see what this one sets, such as its tenant.
@@ -683,23 +705,27 @@ class _JobLoop:
         self._beginnings = beginnings
         self._waiting: deque[RunningJob] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loop: asyncio.AbstractEventLoop
-        self._end: asyncio.Event
-        is_ready = threading.Event()
-        self._thread = threading.Thread(
-            target=self._serve,
-            args=(is_ready,),
-            name="sqla-shard-jobs-loop",
-            daemon=True,
-        )
-        self._thread.start()
-        is_ready.wait()
+        # A thread that ends as it begins must not be waited for.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._end = asyncio.Event()
+        self._thread: threading.Thread | None = None
 
-    def _serve(self, is_ready: threading.Event) -> None:
+    def keep_thread(self) -> None:
+        """Start the thread, if jobs wait and it has ended, or is the first."""
+        is_alive = self._thread is not None and self._thread.is_alive()
+        if self._waiting and not is_alive:
+            thread = threading.Thread(
+                target=self._serve, name="sqla-shard-jobs-loop", daemon=True
+            )
+            thread.start()
+            self._thread = thread
+
+    def _serve(self) -> None:
         # It cancels the tasks, and closes the connections.
-        with asyncio.Runner() as runner:
-            loop = runner.get_loop()
-            main = loop.create_task(self._main(is_ready))
+        with self._runner:
+            loop = self._loop
+            main = loop.create_task(self._main())
             while not main.done():
                 try:
                     loop.run_until_complete(main)
@@ -714,9 +740,7 @@ class _JobLoop:
                         extra={"action": "run"},
                     )
 
-    async def _main(self, is_ready: threading.Event) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        is_ready.set()
+    async def _main(self) -> None:
         while not self._end.is_set():
             # A job may cancel all tasks that it finds.
             with contextlib.suppress(asyncio.CancelledError):
@@ -776,4 +800,7 @@ class _JobLoop:
     def close(self) -> None:
         self._waiting.clear()
         self._call(self._end.set)
-        self._thread.join(_UNTIL_ENDED)
+        if self._thread is not None:
+            self._thread.join(_UNTIL_ENDED)
+        if self._thread is None or not self._thread.is_alive():
+            self._loop.close()

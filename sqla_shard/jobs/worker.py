@@ -179,7 +179,7 @@ class Worker:
         self._is_notified = False
         self._seconds = 0.0  # of a job, on average
         self._exchanges = Exchanges(cluster, self._lease)
-        self._runners = Runners(cluster, concurrency, self._ended)
+        self._runners: Runners
         self._error: BaseException | None = None
         self._unread: list[str] = []
         self._survey_error: Exception | None = None
@@ -237,6 +237,7 @@ class Worker:
         """
         self._report = report = RunReport()
         self._schedule.reset()
+        self._runners = Runners(self._cluster, self._concurrency, self._ended)
         heartbeat = Heartbeat(self._cluster, self._lease, lambda: list(self._held))
         # Of what is enqueued or recovered from here on there are hints.
         with hints_of(self._cluster).listening(self._notify):
@@ -306,6 +307,7 @@ class Worker:
                 self._claim(groups, free)
         if self._exchanges.age > _PATIENCE:
             self._write_all()
+        self._runners.keep_threads()
         self._take(self._timeout())
 
     def _room(self) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -191,43 +192,129 @@ def hooks():
     threading.setprofile(before[1])
 
 
+@pytest.fixture
+def dead(monkeypatch):
+    """Return an event that is set when a thread has ended with an error."""
+    found = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: found.set())
+    return found
+
+
+def fails_in_threads(*of_the_call: object) -> None:
+    raise RuntimeError
+
+
 class TestHooks(Suite):
     """Functions that new threads of the process call."""
 
-    def run(self, cluster: Cluster, near: int, task: Any) -> JobOutcome:
-        task.enqueue_now(cluster, near=near)
-        (job,) = claimed(cluster, near, "own")
-        return run_job(cluster, running_of(cluster, job), Beginnings(cluster))
-
-    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     @pytest.mark.parametrize("name", ["settrace", "setprofile"])
-    def test_those_that_end_each_new_thread_are_undone(
-        self, cluster, near, defined, hooks, name
+    def test_those_that_a_job_leaves_are_undone(
+        self, cluster, near, defined, hooks, name, monkeypatch, caplog
     ):
-        def fails(*of_the_frame: object) -> None:
-            raise RuntimeError
+        """Without a thread: one may not start, or its function be slow."""
 
         def sets() -> None:
-            getattr(threading, name)(fails)
+            getattr(threading, name)(fails_in_threads)
+            monkeypatch.setattr(threading.Thread, "start", fails_in_threads)
 
-        outcome = self.run(cluster, near, defined(sets, in_transaction=False))
+        made = defined(sets, in_transaction=False)
+        made.enqueue_now(cluster, near=near)
+        (job,) = claimed(cluster, near, "own")
+        running = running_of(cluster, job)
+        outcome = run_job(cluster, running, Beginnings(cluster))
+        monkeypatch.undo()
         assert (threading.gettrace(), threading.getprofile()) == hooks
         assert outcome.ending is Ending.SUCCEEDED
+        assert running.has_ended.is_set()
+        (warning,) = caplog.messages
+        assert f"job {job} ({made.name}) has ended with another function" in warning
 
-    def test_that_of_a_debugger_stays(self, cluster, near, defined, hooks):
+    def test_that_of_a_debugger_stays(self, cluster, near, defined, hooks, caplog):
+        """One that was attached before the worker runs."""
         seen: list[object] = []
 
-        def sets() -> None:
-            threading.setprofile(lambda frame, event, argument: seen.append(frame))
+        def profile(frame: object, event: str, argument: object) -> None:
+            seen.append(frame)
 
-        self.run(cluster, near, defined(sets, in_transaction=False))
-        assert threading.getprofile() not in hooks
+        defined(lambda: None, in_transaction=False).enqueue_now(cluster, near=near)
+        worker = Worker(cluster, queues=["own"])
+        threading.setprofile(profile)
+        assert worker.run(until_empty=True).succeeded == 1
+        assert threading.getprofile() is profile
         assert seen
+        assert "another function" not in caplog.text
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_job_that_has_got_no_thread_gets_another(
+        self, cluster, near, defined, hooks, dead, is_async
+    ):
+        """The thread of one of them ends as it begins; nothing else comes."""
+        ran: list[str] = []
+
+        def begin() -> None:
+            threading.settrace(fails_in_threads)
+            made["second"].enqueue_now(cluster, near=near)
+
+        async def first_async() -> None:
+            begin()
+            async with asyncio.timeout(WAIT):
+                while not dead.is_set():
+                    await asyncio.sleep(0.01)
+
+        def first() -> None:
+            begin()
+            assert dead.wait(WAIT)
+
+        async def second_async() -> None:
+            ran.append("second")
+
+        def second() -> None:
+            ran.append("second")
+
+        made = {
+            "first": defined(first_async if is_async else first, in_transaction=False),
+            "second": defined(
+                second if is_async else second_async, in_transaction=False
+            ),
+        }
+        made["first"].enqueue_now(cluster, near=near)
+        worker = Worker(cluster, queues=["own"], concurrency=1 + is_async)
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(worker.run, until_empty=True)
+            try:
+                assert run.result(WAIT).succeeded == 2
+            finally:
+                worker.stop(0)
+        assert ran == ["second"]
+
+    def test_one_that_waits_for_its_turn_in_vain_is_given_back(
+        self, cluster, near, defined, hooks, dead
+    ):
+        """The thread in which it would wait has ended as it began."""
+        made = defined(lambda: None, in_transaction=False)
+        for _ in range(2):
+            made.enqueue_now(cluster, near=near)
+        jobs = claimed(cluster, near, "own")
+        other, lost = (running_of(cluster, replace(job, was_lost=True)) for job in jobs)
+        beginnings = Beginnings(cluster)
+
+        async def waits() -> None:
+            threading.settrace(fails_in_threads)
+            waiting = asyncio.ensure_future(beginnings.async_begin(lost))
+            while not dead.is_set():
+                await asyncio.sleep(0.01)
+            beginnings.end(other)
+            await asyncio.wait([waiting], timeout=WAIT)
+            assert waiting.cancelled()
+            assert await beginnings.async_begin(lost) is None
+
+        asyncio.run(asyncio.wait_for(waits(), WAIT))
+        beginnings.close()
 
     def test_a_thread_that_has_ended_is_replaced(self, cluster, near, monkeypatch):
         outcomes: list[JobOutcome] = []
         found = Runners(cluster, 1, lambda running, outcome: outcomes.append(outcome))
-        monkeypatch.setattr(found, "_serve", lambda jobs: None)
+        monkeypatch.setattr(found, "_serve", lambda: None)
         for number in range(2):
             add.enqueue_now(cluster, near, near=near)
             (job,) = claimed(cluster, near)
