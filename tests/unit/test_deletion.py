@@ -83,6 +83,9 @@ def test_columns_of_all_tables_that_may_name_an_object():
 
 
 def test_tables_of_a_follow_graph_are_searched():
-    follows = Follows(Base, user=User, board=Board, owner="user_id")
-    Feed(Base, follows=follows, post=Pin)
+    # Names of operations are those of the process, where the pinboard has its own.
+    follows = Follows(
+        Base, user=User, board=Board, owner="user_id", name="searched_follows"
+    )
+    Feed(Base, follows=follows, post=Pin, name="searched_feed")
     test_columns_of_all_tables_that_may_name_an_object()
