@@ -16,7 +16,7 @@ import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import date, datetime, time, timedelta, UTC
 from decimal import Decimal
-from typing import Any, TypeGuard
+from typing import Any
 
 from sqlalchemy import (
     BINARY,
@@ -387,15 +387,8 @@ def is_written_late(type_: TypeEngine[Any]) -> bool:
 
     It has a text of it, which is made and read by expressions.
     """
-    kind: Any = type(type_)
     return is_vector(type_) or (
-        isinstance(type_, (UserDefinedType, TypeDecorator))
-        and not isinstance(type_, _Exact)
-        and any(
-            getattr(kind, name)
-            not in (getattr(TypeEngine, name), getattr(TypeDecorator, name))
-            for name in ("bind_expression", "column_expression")
-        )
+        not isinstance(type_, _Exact) and _has_expressions(type_)
     )
 
 
@@ -434,7 +427,7 @@ def exact(
         return Rewritten(
             type_, is_raw=is_raw, is_stored=is_stored, is_checked=is_checked
         )
-    if is_raw and _has_expressions(type_):
+    if is_raw and isinstance(type_, TypeDecorator) and _has_expressions(type_):
         # Such as of a geometry, whose text has no SRID: what the server stores.
         type_ = type_.impl_instance
     if isinstance(type_, TypeDecorator):
@@ -453,7 +446,7 @@ def exact(
         return _Bits(type_, is_raw)
     if is_raw and is_vector(type_):
         return _Hex(type_)
-    if is_raw and isinstance(type_, UserDefinedType) and is_written_late(type_):
+    if is_raw and isinstance(type_, UserDefinedType) and _has_expressions(type_):
         return _Stored(type_)
     if isinstance(type_, Float):
         return _Digits(type_, is_raw=is_raw)
@@ -575,14 +568,13 @@ def is_stored_alike(one: TypeEngine[Any], other: TypeEngine[Any]) -> bool:
 _OF_DRIVERS = ("bind_processor", "result_processor")
 
 
-def _has_own(type_: TypeDecorator[Any], *names: str) -> bool:
-    return any(
-        getattr(type(type_), name) is not getattr(TypeDecorator, name) for name in names
-    )
+def _has_own(type_: TypeEngine[Any], *names: str) -> bool:
+    base: Any = TypeDecorator if isinstance(type_, TypeDecorator) else TypeEngine
+    return any(getattr(type(type_), name) is not getattr(base, name) for name in names)
 
 
-def _has_expressions(type_: TypeEngine[Any]) -> TypeGuard[TypeDecorator[Any]]:
-    return isinstance(type_, TypeDecorator) and _has_own(
+def _has_expressions(type_: TypeEngine[Any]) -> bool:
+    return isinstance(type_, (TypeDecorator, UserDefinedType)) and _has_own(
         type_, "bind_expression", "column_expression"
     )
 
