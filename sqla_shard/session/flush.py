@@ -307,8 +307,8 @@ def _place_objects(session: ShardSession) -> None:
             _place(session, state, parents, written)
     for state in unmodified:
         _log_collections(session, state)
-    found: set[InstanceState[Any]] | None = None
-    while found or found is None:
+    found = set(roots)
+    while found:
         # What they refer to may have been placed by now.  In this order one look
         # is enough for a chain of new objects, whose ends were looked at first.
         found = set()
