@@ -476,7 +476,7 @@ class ShadowHooks:
         )
 
 
-_SERVERS = frozenset(("mariadb", "mysql"))
+_DATABASES = frozenset(("sqlite", "mariadb", "mysql"))
 
 
 class DifferenceHooks:
@@ -493,7 +493,7 @@ class DifferenceHooks:
         """Note where a test has passed or failed."""
         name, _, parameters = report.nodeid.partition("[")
         words = parameters.removesuffix("]").split("-")
-        where = next((one for one in words if one in {"sqlite", *_SERVERS}), None)
+        where = next((one for one in words if one in _DATABASES), None)
         if where is None:
             return
         words.remove(where)
